@@ -1,0 +1,154 @@
+"""`mooncake_client`: a segment server started by hand, which contributes memory to a pool and outlives every engine."""
+
+import argparse
+import logging
+import secrets
+import signal
+import sys
+
+from mooncake.config_text import parse_bool, parse_size
+from mooncake.errors import ConfigError
+from mooncake.installed_once import refuse_if_cpp_installed
+from mooncake.version import __version__
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _bool(text: str) -> bool:
+    try:
+        return parse_bool(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="mooncake_client",
+        description="Contribute memory to a KV-cache pool from a process of its own.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--host", default="0.0.0.0", help="name or address that other hosts reach this one by (default %(default)s)")
+    add("--port", type=int, default=50052, help="part of the segment's name (default %(default)s)")
+    add("--metadata_server", default="P2PHANDSHAKE", help="P2PHANDSHAKE: no metadata service (default)")
+    add("--master_server_address", default="127.0.0.1:50051", help="host:port of the master (default %(default)s)")
+    add("--protocol", default="tcp", help="tcp, or rdma where present (default %(default)s)")
+    add("--device_names", default="", help="RDMA devices; unused with tcp")
+    add("--global_segment_size", type=_size, default="4 GB", help="memory to contribute (default %(default)s)")
+    add("--local_buffer_size", type=_size, default="0", help="accepted; a segment server needs no buffer")
+    add("--threads", type=int, default=1, help="accepted; every tcp stream has a thread of its own")
+    add("--tenant_id", default="default", help="accepted; tenants come with a later version")
+    add("--enable_offload", type=_bool, nargs="?", const=True, default=False, help="not supported by this version")
+    add(
+        "--start_offload_rpc_server", type=_bool, nargs="?", const=True, default=True, help="accepted; nothing to serve"
+    )
+    add("--enable_http_server", type=_bool, nargs="?", const=True, default=False, help="serve /health and /metrics")
+    add("--http_port", type=int, default=9300, help="port of --enable_http_server (default %(default)s)")
+    add("--version", action="version", version=f"mooncake_client version {__version__}")
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command; returns its exit status."""
+    refuse_if_cpp_installed()
+    options = _parser().parse_args(_gflags(sys.argv[1:] if arguments is None else arguments))
+    logging.basicConfig(level=logging.INFO, format="%(levelname).1s %(asctime)s %(name)s: %(message)s")
+    try:
+        return _serve(options)
+    except (ConfigError, OSError) as error:
+        print(f"mooncake_client: {error}", file=sys.stderr)
+        return 1
+
+
+def _gflags(arguments: list[str]) -> list[str]:
+    """gflags' other spellings: one dash, and --noflag for false."""
+    known = {action.dest for action in _parser()._actions}
+    return [_spelled(argument, known) for argument in arguments]
+
+
+def _spelled(argument: str, known: set[str]) -> str:
+    name = argument.lstrip("-").split("=", 1)[0]
+    if argument.startswith("-") and name in known:
+        return "--" + argument.lstrip("-")
+    if argument.startswith("-") and name.startswith("no") and name[2:] in known:
+        return f"--{name[2:]}=false"
+    return argument
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from mooncake.client.session import ClientConfig, listen_address
+    from mooncake.rpc.messages import Serve
+    from mooncake.segment.server import SegmentServer
+    from mooncake.transfer.host import host_id
+
+    config = ClientConfig(
+        local_hostname=f"{options.host}:{options.port}",
+        metadata_server=options.metadata_server,
+        segment_size=options.global_segment_size,
+        buffer_size=options.local_buffer_size,
+        protocol=options.protocol.lower(),
+        master=options.master_server_address,
+    )
+    config.check()
+    if options.enable_offload:
+        raise ConfigError("--enable_offload is not supported by this version; leave it out")
+    if not config.segment_size:
+        raise ConfigError("--global_segment_size is 0: there is nothing to contribute; expected a size such as 4GB")
+    host = _reachable(options.host)
+    server = SegmentServer(
+        Serve(
+            segment=secrets.randbits(62) + 1,
+            name=f"{host}:{options.port}",
+            size=config.segment_size,
+            listen=config.bind_address or listen_address(options.host),
+            announce=host,
+            min_port=config.min_data_port,
+            max_port=config.max_data_port,
+            master=config.master,
+            client=f"{secrets.randbits(64)}-{secrets.randbits(64)}",
+            host=host_id(),
+            protocol="tcp",
+            socket_dir=config.socket_dir,
+        )
+    )
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: server.stop())
+    server.start()
+    logging.getLogger("mooncake.segment").info(
+        "segment %s of %d bytes is mounted at master %s, data on %s",
+        server.info.name,
+        server.info.size,
+        config.master,
+        server.info.tcp,
+    )
+    if options.enable_http_server:
+        from mooncake.client.http import ClientHttpServer
+
+        ClientHttpServer(options.http_port, lambda: server.mounted, lambda: server.moved)
+    server.run()
+    server.close()
+    return 0
+
+
+def _reachable(host: str) -> str:
+    """What to tell others: 0.0.0.0 and :: are where to listen, not where we are."""
+    import socket
+
+    if host not in ("0.0.0.0", "::", ""):
+        return host
+    family, target = (socket.AF_INET6, "2001:db8::1") if host == "::" else (socket.AF_INET, "192.0.2.1")
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((target, 9))  # sends nothing: asks the routing table for our own address
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "::1" if host == "::" else "127.0.0.1"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

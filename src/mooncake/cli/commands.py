@@ -1,0 +1,27 @@
+"""The command `mooncake`."""
+
+import argparse
+import sys
+
+from mooncake.cli import up
+from mooncake.errors import MooncakeError
+from mooncake.version import __version__
+
+
+def main() -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="mooncake", description="A pool of KV-cache memory for inference engines.")
+    parser.add_argument("--version", action="version", version=f"mooncake-py {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    up.add_parser(commands)
+    arguments = parser.parse_args()
+    try:
+        code: int = arguments.run(arguments)
+    except (MooncakeError, ImportError) as error:
+        print(f"mooncake: {error}", file=sys.stderr)
+        return 1
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,177 @@
+"""`mooncake_master`: reads its settings, serves RPC first, then HTTP, until SIGINT or SIGTERM.
+
+The RPC port answers before the HTTP libraries are imported; they are imported by a thread, so that the serving loop
+goes on.  The HTTP port is bound (not yet answered) from the start: a port in use ends the start at once, and early
+requests wait in the backlog instead of being refused.
+"""
+
+import asyncio
+import errno
+import fcntl
+import gc
+import logging
+import os
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+
+import uvloop
+
+from mooncake.errors import ConfigError
+from mooncake.installed_once import refuse_if_cpp_installed
+from mooncake.master import logs
+from mooncake.master.config import MasterConfig
+from mooncake.master.counters import Counters
+from mooncake.master.flag_table import FLAGS, Value
+from mooncake.master.flags import Settings, help_text, parse_command_line, read_settings
+from mooncake.master.service import MasterService, serve
+from mooncake.version import __version__
+
+logger = logging.getLogger(__name__)
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_UNLOGGED = {"config_path", "port", "rpc_port", "max_threads"}
+_SIOCGIFADDR = 0x8915  # linux/sockios.h
+
+
+def main() -> int:
+    """Returns the exit code: 0 after SIGINT or SIGTERM, 1 if it could not start."""
+    for number in _SIGNALS:
+        signal.signal(number, lambda *_: os._exit(0))  # until the loop takes them over
+    try:
+        refuse_if_cpp_installed()
+        command_line = parse_command_line(sys.argv[1:])
+        if command_line.wants_help:
+            print(help_text())
+            return 0
+        if command_line.wants_version:
+            print(f"{logs.PROGRAM} version {__version__} (git: mooncake-py)")
+            return 0
+        settings = read_settings(command_line)
+        _configure_logs(settings.values)
+        uvloop.new_event_loop().run_until_complete(_run(settings))
+    except (ConfigError, ImportError) as error:
+        print(f"{logs.PROGRAM}: {error}", file=sys.stderr)
+        return 1
+    logging.shutdown()
+    os._exit(0)  # taking a million objects apart one by one would take seconds
+
+
+async def _run(settings: Settings) -> None:
+    """Serve until a signal comes.  Raises ConfigError if a port cannot be had."""
+    values = settings.values
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, stopped.set)
+    config = _master_config(settings)
+    admin_socket = _listen(str(values["metrics_host"]), int(values["metrics_port"]), "metrics_host", "metrics_port")
+    service = await _serve(config, "port" if settings.values["rpc_port"] == 0 else "rpc_port")
+    for note in settings.notes:
+        logger.warning("%s", note)
+    logger.info(
+        "Master service started on port %d, max_threads=%d, %s", service.port, settings.max_threads, _shown(values)
+    )
+    admin = loop.create_task(_start_admin(service, admin_socket, bool(values["enable_metric_reporting"])))
+    admin.add_done_callback(lambda task: stopped.set() if not task.cancelled() and task.exception() else None)
+    await stopped.wait()
+    if admin.done():
+        admin.result()  # raises what kept the HTTP server from starting
+    logger.info("Shutdown signal received, exiting gracefully")
+    admin.cancel()
+    await service.close()
+
+
+async def _serve(config: MasterConfig, flag: str) -> MasterService:
+    try:
+        return await serve(config, Counters())
+    except OSError as error:
+        raise _no_port(config.rpc_address, config.rpc_port, "rpc_address", flag, error) from None
+
+
+async def _start_admin(service: MasterService, listening: socket.socket, reporting: bool) -> None:
+    """Import the HTTP server beside the serving loop, start it, then report until cancelled."""
+
+    admin_module = await asyncio.get_running_loop().run_in_executor(None, import_module, "mooncake.master.admin")
+    admin = admin_module.AdminServer(service)
+    await admin.start(listening)
+    logger.info("Master admin server started on port %d", listening.getsockname()[1])
+    gc.freeze()  # what was imported lives as long as the process
+    if reporting:
+        await admin.report()
+
+
+def _master_config(settings: Settings) -> MasterConfig:
+    values = settings.values
+    interface = str(values["rpc_interface"])
+    return MasterConfig(
+        rpc_address=_interface_address(interface) if interface else str(values["rpc_address"]),
+        rpc_port=settings.rpc_port,
+        lease_ms=int(values["default_kv_lease_ttl"]),
+        soft_pin_ttl_ms=int(values["default_kv_soft_pin_ttl"]),
+        max_soft_pin_ttl_ms=int(values["max_kv_soft_pin_ttl"]),
+        allow_evict_soft_pinned=bool(values["allow_evict_soft_pinned_objects"]),
+        eviction_ratio=float(values["eviction_ratio"]),
+        high_watermark=float(values["eviction_high_watermark_ratio"]),
+        client_ttl_s=float(values["client_ttl"]),
+        put_start_discard_timeout_s=float(values["put_start_discard_timeout_sec"]),
+        put_start_release_timeout_s=float(values["put_start_release_timeout_sec"]),
+        allocation_strategy=str(values["allocation_strategy"]),
+    )
+
+
+def _interface_address(interface: str) -> str:
+    """The IPv4 address of a network interface."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            reply = fcntl.ioctl(sock, _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+        except OSError as error:
+            known = ", ".join(name for _, name in socket.if_nameindex())
+            raise ConfigError(
+                f"The flag --rpc_interface={interface} cannot be used: the interface has no IPv4 address "
+                f"({error.strerror}); interfaces here are {known}."
+            ) from None
+    return socket.inet_ntoa(reply[20:24])
+
+
+def _listen(host: str, port: int, host_flag: str, port_flag: str) -> socket.socket:
+    """A listening socket; "::" takes IPv4 too."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(address[:2], family=family, dualstack_ipv6=host == "::")
+    except OSError as error:
+        raise _no_port(host, port, host_flag, port_flag, error) from None
+
+
+def _no_port(host: str, port: int, host_flag: str, port_flag: str, error: OSError) -> ConfigError:
+    if error.errno == errno.EADDRINUSE:
+        return ConfigError(
+            f"Port {port} of {host} is in use: stop the program that has it or choose another with --{port_flag}."
+        )
+    return ConfigError(
+        f"The master cannot listen on port {port} of {host} ({error.strerror or error}): "
+        f"check --{host_flag} and --{port_flag}."
+    )
+
+
+def _configure_logs(values: Mapping[str, Value]) -> None:
+    logs.configure(
+        log_dir=str(values["log_dir"]),
+        logtostderr=bool(values["logtostderr"]),
+        alsologtostderr=bool(values["alsologtostderr"]),
+        stderrthreshold=int(values["stderrthreshold"]),
+        minloglevel=int(values["minloglevel"]),
+        verbosity=int(values["v"]),
+    )
+
+
+def _shown(values: Mapping[str, Value]) -> str:
+    """All settings, as the start-up line shows them (truth values as 0 and 1)."""
+    return ", ".join(
+        f"{flag.name}={int(value) if isinstance(value := values[flag.name], bool) else value}"
+        for flag in FLAGS
+        if flag.name not in _UNLOGGED
+    )

@@ -1,0 +1,134 @@
+"""`mooncake up`: a pool on this host in one command.
+
+Starts a master and a segment server on loopback ports, says how Python and vLLM use them, and runs until SIGINT or
+SIGTERM.  Its only files lie in one temporary folder that goes with it.
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from mooncake.cli.children import Children, Interrupted, own_command
+from mooncake.cli.engine_settings import pool_environment, transfer_config, write_pool_config
+from mooncake.cli.loopback import HOST, accepts, fetch, free_ports, is_free, metric
+from mooncake.config_text import parse_size
+from mooncake.errors import ConfigError
+from mooncake.installed_once import refuse_if_cpp_installed
+
+DEFAULT_SIZE = "2GB"
+_START_LIMIT = 20.0  # seconds
+_MIB = 1 << 20
+_MIN_SIZE = 16 * _MIB
+
+
+def add_parser(commands: Any) -> None:
+    """Describe the subcommand to argparse."""
+    parser = commands.add_parser(
+        "up",
+        help="start a pool on this host and say how to use it",
+        description="Starts a master and a segment server on loopback ports, prints how Python and vLLM use them, "
+        "and runs until Ctrl-C.",
+    )
+    parser.add_argument(
+        "--size", default=DEFAULT_SIZE, help="memory of the pool, such as 512MB or 1.5GB (default: %(default)s)"
+    )
+    parser.add_argument("--port", type=int, default=0, help="the master's port (default: a free one)")
+    parser.add_argument("--metrics-port", type=int, default=0, help="its HTTP port (default: a free one)")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Returns after SIGINT or SIGTERM; raises ChildFailed when a server does not start or ends by itself."""
+    refuse_if_cpp_installed()
+    size = _size(arguments.size)
+    port = _port("--port", arguments.port)
+    metrics_port = _port("--metrics-port", arguments.metrics_port)
+    try:
+        with tempfile.TemporaryDirectory(prefix="mooncake-up-") as name, Children() as children:
+            folder = Path(name)
+            _start(children, folder, port, metrics_port, size)
+            config = folder / "vllm.json"
+            write_pool_config(config, port, segment_size=0)
+            print(how_to_use(port, metrics_port, size, config), flush=True)
+            children.watch()
+    except Interrupted:
+        return 0
+    return 1
+
+
+def _start(children: Children, folder: Path, port: int, metrics_port: int, size: int) -> None:
+    master = children.start(
+        "the master",
+        own_command(
+            "mooncake.cli.master",
+            *(f"--rpc_address={HOST}", f"--rpc_port={port}"),
+            *(f"--metrics_host={HOST}", f"--metrics_port={metrics_port}", "--logtostderr"),
+        ),
+        folder / "master.log",
+    )
+    children.wait_ready(master, lambda: accepts(port) and fetch(metrics_port, "/health") is not None, _START_LIMIT)
+    server = children.start(
+        "the segment server",
+        own_command(
+            "mooncake.cli.client",
+            *(f"--host={HOST}", f"--port={free_ports(1)[0]}", f"--master_server_address={HOST}:{port}"),
+            *("--metadata_server=P2PHANDSHAKE", "--protocol=tcp", f"--global_segment_size={size}"),
+        ),
+        folder / "segment.log",
+    )
+    children.wait_ready(server, lambda: _capacity(metrics_port) > 0, _START_LIMIT)
+
+
+def _capacity(metrics_port: int) -> float:
+    return metric(fetch(metrics_port, "/metrics") or "", "master_total_capacity_bytes")
+
+
+def how_to_use(port: int, metrics_port: int, size: int, config: Path) -> str:
+    """The lines that the user copies; plain text, nothing is wrapped."""
+    environment = " ".join(f"{name}={value}" for name, value in pool_environment(config).items())
+    first, second = free_ports(2)
+    return f"""\
+A pool of {size / (1 << 30):.4g} GiB is up: master {HOST}:{port}, metrics http://{HOST}:{metrics_port}/metrics
+
+Python:
+  from mooncake.store import MooncakeDistributedStore
+  store = MooncakeDistributedStore()
+  store.setup("{HOST}", "P2PHANDSHAKE", 0, 64 << 20, "tcp", "", "{HOST}:{port}")
+  store.put("greeting", b"hello"); print(store.get("greeting"))
+
+vLLM (every instance on a host needs another lookup_rpc_port; {second} is free for a second one):
+  export {environment}
+  vllm serve MODEL --kv-transfer-config '{transfer_config(first)}'
+
+Ctrl-C stops the pool and drops what it holds."""
+
+
+def _size(text: str) -> int:
+    try:
+        size = parse_size(text)
+    except ValueError as error:
+        raise ConfigError(f"--size: {error}.") from None
+    if size < _MIN_SIZE:
+        raise ConfigError(f"--size must be at least {_MIN_SIZE // _MIB}MB, but is {text}.")
+    if size > (available := _available_memory()):
+        raise ConfigError(f"--size is {text}, but this host has only {available // _MIB} MiB of memory left.")
+    return size
+
+
+def _available_memory() -> int:
+    """Bytes that programs can still take without swapping."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    raise ConfigError("/proc/meminfo does not tell how much memory is left.")
+
+
+def _port(flag: str, port: int) -> int:
+    if not port:
+        return free_ports(1)[0]
+    if not 0 < port < 65536:
+        raise ConfigError(f"{flag} must be a port number from 1 to 65535, but is {port}.")
+    if not is_free(port):
+        raise ConfigError(f"{flag}: another program listens on port {port} of {HOST}; choose another one.")
+    return port

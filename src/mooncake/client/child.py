@@ -1,0 +1,98 @@
+"""Starting and stopping an engine's private segment server.
+
+Exec of the same interpreter, never a fork: the engine may hold CUDA, be daemonic, or be about to fork.  The child's
+life hangs on a pidfd of this process, not on a parent-death signal (which fires when the starting *thread* ends) nor
+on a pipe (which a grandchild may keep open).
+"""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+
+from mooncake.errors import ConfigError
+from mooncake.rpc import frame
+from mooncake.rpc.client import Connection, set_time_limit
+from mooncake.rpc.messages import DECODERS, KINDS, Failure, Serve, Serving, Stop, encode
+from mooncake.transfer.memory import SegmentMemory
+
+START_LIMIT = 10.0  # seconds
+STOP_LIMIT = 2.0
+
+# The child must find this very package, wherever it lies, without its folder staying ahead of the standard library.
+_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_BOOT = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); import mooncake.segment.__main__ as m; sys.path.pop(0); m.run()"
+)
+
+
+class PrivateServer:
+    """A running private segment server, and this process's mapping of its segment."""
+
+    def __init__(self, config: Serve) -> None:
+        """Start it.  `wait` must follow."""
+        self._config = config
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        pidfd = os.pidfd_open(os.getpid())
+        try:
+            os.set_inheritable(pidfd, True)
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _BOOT, _PARENT, str(there.fileno()), str(pidfd)],
+                pass_fds=(there.fileno(), pidfd),
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                cwd="/",
+            )
+        except BaseException:
+            here.close()
+            raise
+        finally:
+            there.close()
+            os.close(pidfd)
+        self._channel = here
+        here.sendall(frame.pack(KINDS[Serve], frame.REQUEST, 1, encode(config)))
+
+    def wait(self) -> tuple[Serving, SegmentMemory]:
+        """Until it is mounted.  Raises ConfigError with the reason if it cannot serve."""
+        set_time_limit(self._channel, START_LIMIT)
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self._channel, 65536, 2)
+        except BlockingIOError:
+            data, descriptors = b"", []
+        frames = frame.FrameReader().feed(data)
+        if not frames or frames[0].flags & frame.FAILED:
+            self.kill()
+            if not frames:
+                raise ConfigError("the private segment server did not start; its messages are on standard error")
+            raise ConfigError(DECODERS[KINDS[Failure]].decode(frames[0].body).text)  # type: ignore[attr-defined]
+        serving = DECODERS[KINDS[Serving]].decode(frames[0].body)
+        assert isinstance(serving, Serving)
+        return serving, SegmentMemory(descriptors[0], descriptors[1], self._config.size)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def close(self) -> None:
+        """Unmount at the master and end; returns once the master knows.  Again: nothing."""
+        if self._channel.fileno() < 0:
+            return
+        set_time_limit(self._channel, STOP_LIMIT)
+        with contextlib.suppress(OSError, frame.FramingError):
+            Connection(self._channel).call(Stop())
+        self._reap()
+
+    def kill(self) -> None:
+        with contextlib.suppress(OSError):
+            self._process.kill()
+        self._reap()
+
+    def _reap(self) -> None:
+        """No zombie stays; a child that takes long to give its memory back is waited for elsewhere."""
+        self._channel.close()
+        try:
+            self._process.wait(0.05)
+        except subprocess.TimeoutExpired:
+            threading.Thread(target=self._process.wait, name="mooncake-reaper", daemon=True).start()

@@ -1,0 +1,63 @@
+"""The store client: one process's membership in a pool.  Thread-safe and blocking; has no event loop of its own."""
+
+import logging
+import os
+from typing import TYPE_CHECKING
+
+from mooncake.client.attachments import Attachments
+from mooncake.client.get import GetPipeline
+from mooncake.client.put import PutPipeline
+from mooncake.client.registered import RegisteredMemory
+from mooncake.client.session import Session
+from mooncake.errors import StoreError
+from mooncake.rpc.messages import Codes, Ping
+from mooncake.transfer.shm import ShmTransport
+
+if TYPE_CHECKING:
+    from mooncake.client.http import ClientHttpServer
+
+logger = logging.getLogger("mooncake.client")
+
+
+class StoreClient:
+    """Built on a Session; `close` undoes both."""
+
+    def __init__(self, session: Session) -> None:
+        assert session.rpc is not None
+        self.config = session.config
+        self.name = session.name
+        self.rpc = session.rpc
+        self.pid = os.getpid()
+        self._session = session
+        self._http: ClientHttpServer | None = None
+        self.registered = RegisteredMemory()
+        self.attachments = Attachments(self.rpc, session.hello, self.config.force_tcp, self.config.transfer_limit)
+        self.puts = PutPipeline(self.rpc, self.attachments, session.client_id)
+        self.gets = GetPipeline(self.rpc, self.attachments)
+        if session.server is not None:
+            serving, memory = session.server.wait()
+            self.attachments.add_own(serving.info, ShmTransport(memory, serving.writer, None))
+
+    def alive(self) -> bool:
+        """Whether the master answers now."""
+        try:
+            self.rpc.call(Ping(), Codes)
+        except StoreError:
+            return False
+        return True
+
+    def serve_http(self, port: int) -> None:
+        """Answer health and metrics requests on `port`.  Raises OSError."""
+        from mooncake.client.http import ClientHttpServer
+
+        self._http = ClientHttpServer(port, self.alive, lambda: self.attachments.moved)
+
+    def close(self) -> None:
+        """Leave the pool: our own segment is unmounted, its values disappear at once."""
+        if self._http is not None:
+            self._http.close()
+        if self._session.server is not None:
+            self._session.server.close()
+        self.attachments.close()
+        self._session.close()
+        self.registered.clear()

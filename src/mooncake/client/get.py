@@ -1,0 +1,141 @@
+"""The get pipeline: where is a batch, under a lease (one call) → copies → did the lease outlast the last byte?"""
+
+import itertools
+import time
+from typing import NamedTuple
+
+import numpy as np
+
+from mooncake.client.attachments import Attachments
+from mooncake.client.put import PiecesOf, Trust
+from mooncake.errors import ErrorCode, StoreError, TransferError
+from mooncake.rpc import frame
+from mooncake.rpc.client import Client
+from mooncake.rpc.messages import KINDS, Found, GetReply, GetStart, LeaseReturn, encode
+from mooncake.transfer.pieces import Pieces
+
+LEASE_MARGIN = 0.02  # of the lease, for the difference of two clocks' rates
+
+
+def now() -> float:
+    """Seconds on a clock that goes on through suspend."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Located(NamedTuple):
+    """Where a batch is: a code or a Found a key; reading must end before `deadline` (see `now`)."""
+
+    found: list[int | Found]
+    lease: int
+    deadline: float
+
+
+class GetPipeline:
+    def __init__(self, rpc: Client, attachments: Attachments) -> None:
+        self._rpc = rpc
+        self._attachments = attachments
+
+    def locate(self, keys: list[str]) -> Located:
+        """Raises StoreError."""
+        sent = now()
+        reply = self._rpc.call(GetStart(keys), GetReply)
+        return Located(reply.found, reply.lease, sent + reply.lease_ms / 1e3 * (1 - LEASE_MARGIN))
+
+    def finish(self, located: Located) -> None:
+        """Hand the lease back: everything is copied, or nothing will be."""
+        if located.lease:
+            body = encode(LeaseReturn([located.lease]))
+            self._rpc.send(frame.pack(KINDS[LeaseReturn], frame.ONE_WAY, 0, body))
+
+    def fetch(self, places: list[list[list[int]]], pieces_of: PiecesOf, deadline: float, trust: Trust) -> list[int]:
+        """Copy values into pieces.  `places`: for each value the places of its replicas.  A code a value."""
+        codes = [0] * len(places)
+        left = {i: sorted(replicas, key=self._distance) for i, replicas in enumerate(places)}
+        while left:
+            failed: list[int] = []
+            for segment, share in self._by_segment(left).items():
+                code = self._read(segment, share, pieces_of, deadline, trust)
+                if code:
+                    failed += [value for value, _, _ in share]
+                    for value, _, _ in share:
+                        codes[value] = code
+            left = {i: left[i][1:] for i in dict.fromkeys(failed) if len(left[i]) > 1 and now() < deadline}
+            for i in left:
+                codes[i] = 0
+        return codes
+
+    def _read(self, segment: int, share: "list[_Cut]", pieces_of: PiecesOf, deadline: float, trust: Trust) -> int:
+        ranges = list(itertools.chain.from_iterable(cut.ranges for cut in share))
+        vector = _pieces(share, pieces_of)
+        try:
+            with self._attachments.use(segment) as transport:
+                transport.get(ranges, vector, trust(vector))
+        except TransferError as error:
+            self._attachments.forget(segment)
+            return int(error.code)
+        except StoreError as error:
+            return int(error.code)
+        if now() >= deadline:
+            return int(ErrorCode.LEASE_EXPIRED)
+        self._attachments.count(segment, vector.total)
+        return 0
+
+    def _by_segment(self, left: dict[int, list[list[int]]]) -> "dict[int, list[_Cut]]":
+        shares: dict[int, list[_Cut]] = {}
+        for value, replicas in left.items():
+            place = replicas[0]
+            if len(place) == 3:
+                shares.setdefault(place[0], []).append(_Cut(value, None, place[1:]))
+                continue
+            runs = _runs(place)
+            start = 0
+            for segment, ranges in runs:
+                length = sum(ranges[1::2])
+                cut = None if len(runs) == 1 else (start, length)
+                shares.setdefault(segment, []).append(_Cut(value, cut, ranges))
+                start += length
+        return shares
+
+    def _distance(self, place: list[int]) -> int:
+        return max(self._attachments.distance(place[at]) for at in range(0, len(place), 3))
+
+
+class _Cut(NamedTuple):
+    """A value, or (start, length) of it, at `ranges` of one segment."""
+
+    value: int
+    cut: tuple[int, int] | None
+    ranges: list[int]
+
+
+def _pieces(share: list[_Cut], pieces_of: PiecesOf) -> Pieces:
+    if all(cut is None for _, cut, _ in share):
+        return pieces_of([value for value, _, _ in share])
+    parts = [pieces_of([value]) if cut is None else pieces_of([value]).part(*cut) for value, cut, _ in share]
+    return Pieces(np.concatenate([p.addresses for p in parts]), np.concatenate([p.lengths for p in parts]))
+
+
+def _runs(place: list[int]) -> list[tuple[int, list[int]]]:
+    """A place by segment: (segment, flat ranges), in order."""
+    runs: list[tuple[int, list[int]]] = []
+    for at in range(0, len(place), 3):
+        if not runs or runs[-1][0] != place[at]:
+            runs.append((place[at], []))
+        runs[-1][1].extend(place[at + 1 : at + 3])
+    return runs
+
+
+def slice_place(place: list[int], start: int, length: int) -> list[int]:
+    """The place of bytes [start, start + length) of a value at `place`."""
+    out: list[int] = []
+    for at in range(0, len(place), 3):
+        segment, offset, size = place[at : at + 3]
+        if start < size and length > 0:
+            take = min(size - start, length)
+            out += (segment, offset + start, take)
+            length -= take
+            start = 0
+        else:
+            start -= size
+            start = max(start, 0)
+    return out

@@ -1,0 +1,146 @@
+"""The put pipeline: room for a batch (one call) → records and bytes into segments → tell the master (one call)."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from mooncake.client.attachments import Attachments
+from mooncake.errors import ErrorCode, StoreError, TransferError
+from mooncake.rpc.client import Client
+from mooncake.rpc.messages import Body, Codes, Grant, Part, PutEnd, PutOptions, PutStart, PutStarted, WriteRecord
+from mooncake.transfer.pieces import Pieces
+
+PiecesOf = Callable[[Sequence[int]], Pieces]
+"""Gives the pieces of some of a batch's values (by index, in that order), one after another."""
+
+Trust = Callable[[Pieces], bool]
+"""Whether all these addresses are known to be valid."""
+
+
+class _Share:
+    """What of a batch goes into one segment."""
+
+    def __init__(self) -> None:
+        self.records: list[WriteRecord] = []
+        self.values: list[int] = []  # index in the batch, a record
+        self.replicas: list[int] = []
+        self.cuts: list[tuple[int, int]] = []  # (start, length) within the value
+        self.whole = True
+
+
+class PutPipeline:
+    def __init__(self, rpc: Client, attachments: Attachments, client_id: str) -> None:
+        self._rpc = rpc
+        self._attachments = attachments
+        self._client_id = client_id
+
+    def put(
+        self, keys: list[str], sizes: list[int], pieces_of: PiecesOf, options: PutOptions | None, trust: Trust
+    ) -> list[int]:
+        """Store a batch; a code a key (0 or negative).  Sizes are bytes, > 0."""
+        try:
+            started, term = self._rpc.call_from(PutStart(keys, sizes, options), PutStarted)
+        except StoreError as error:
+            return [int(error.code)] * len(keys)
+        codes = [grant if isinstance(grant, int) else 0 for grant in started.grants]
+        granted = {i: grant for i, grant in enumerate(started.grants) if isinstance(grant, Grant)}
+        if not granted:
+            return codes
+        bad = self._write(keys, sizes, granted, term, pieces_of, options, trust)
+        self._finish(granted, bad, codes)
+        return codes
+
+    def _write(
+        self,
+        keys: list[str],
+        sizes: list[int],
+        granted: dict[int, Grant],
+        term: int,
+        pieces_of: PiecesOf,
+        options: PutOptions | None,
+        trust: Trust,
+    ) -> dict[tuple[int, int], int]:
+        """Fill the granted room; (index, replica) → code of what failed."""
+        shares: dict[int, _Share] = {}
+        options = options or PutOptions()
+        groups = options.groups
+        for i, grant in granted.items():
+            for replica, parts in enumerate(grant.replicas):
+                start = 0
+                for number, part in enumerate(parts):
+                    body = Body(
+                        keys[i],
+                        sizes[i],
+                        _exact(part, sizes[i], start, number == len(parts) - 1),
+                        replica,
+                        number,
+                        len(parts),
+                        groups[i] if groups else "",
+                        options.hard_pin,
+                        0.0,
+                        options.soft_pin_ttl_ms if options.soft_pin_action == 1 else None,
+                        options.data_type,
+                        self._client_id,
+                    )
+                    length = sum(body.extents[1::2])
+                    share = shares.setdefault(part.segment, _Share())
+                    share.records.append(WriteRecord(part.slots, grant.seq, body))
+                    share.values.append(i)
+                    share.replicas.append(replica)
+                    share.cuts.append((start, length))
+                    share.whole = share.whole and length == sizes[i]
+                    start += length
+        bad: dict[tuple[int, int], int] = {}
+        for segment, share in shares.items():
+            for value, replica, code in zip(
+                share.values, share.replicas, self._fill(segment, share, term, pieces_of, trust), strict=True
+            ):
+                if code:
+                    bad[value, replica] = code
+        return bad
+
+    def _fill(self, segment: int, share: _Share, term: int, pieces_of: PiecesOf, trust: Trust) -> list[int]:
+        pieces = pieces_of(share.values) if share.whole else _cut(share, pieces_of)
+        try:
+            with self._attachments.use(segment) as transport:
+                codes = transport.put(term, share.records, pieces, trust(pieces))
+        except TransferError as error:
+            self._attachments.forget(segment)
+            return [int(error.code)] * len(share.records)
+        self._attachments.count(segment, pieces.total)
+        return codes
+
+    def _finish(self, granted: dict[int, Grant], bad: dict[tuple[int, int], int], codes: list[int]) -> None:
+        """Tell the master what has become whole; fills `codes` in."""
+        done, failed, lost = [], [], []
+        for i, grant in granted.items():
+            whole = [replica for replica in range(len(grant.replicas)) if (i, replica) not in bad]
+            if not whole:
+                failed.append(i)
+                codes[i] = bad[i, 0]
+                continue
+            done.append(i)
+            lost += [x for replica in range(len(grant.replicas)) if (i, replica) in bad for x in (grant.seq, replica)]
+        message = PutEnd([granted[i].seq for i in done], [granted[i].seq for i in failed], lost)
+        try:
+            answers = self._rpc.call(message, Codes).codes
+        except StoreError as error:
+            answers = [int(error.code)] * len(done)
+        for i, code in zip(done, answers, strict=False):
+            codes[i] = int(ErrorCode.RPC_FAIL) if code == ErrorCode.INVALID_WRITE else code
+
+
+def _exact(part: Part, size: int, start: int, last: bool) -> list[int]:
+    """A part's extents without the allocator's rounding: together they are the value's bytes."""
+    if not last:
+        return part.extents
+    extents = list(part.extents)
+    extents[-1] -= start + sum(extents[1::2]) - size
+    return extents
+
+
+def _cut(share: _Share, pieces_of: PiecesOf) -> Pieces:
+    parts = [
+        pieces_of([value]).part(start, length) for value, (start, length) in zip(share.values, share.cuts, strict=True)
+    ]
+    return Pieces(np.concatenate([p.addresses for p in parts]), np.concatenate([p.lengths for p in parts]))

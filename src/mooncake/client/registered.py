@@ -1,0 +1,88 @@
+"""The memory that the engine has registered: what of it is known to be mapped, so that fast copies may touch it."""
+
+import bisect
+import threading
+
+import numpy as np
+import numpy.typing as npt
+
+from mooncake.transfer.pieces import Int64Array, Pieces
+
+
+class RegisteredMemory:
+    """Non-overlapping ranges of this process's memory."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bases: list[int] = []
+        self._ends: list[int] = []
+        self._writable: list[bool] = []
+        self._arrays = self._freeze()
+
+    def add(self, base: int, size: int) -> str:
+        """Register; "" or the reason why not."""
+        if base <= 0 or size <= 0:
+            return f"address {base:#x} with {size} bytes is no memory"
+        mapped, writable = _mapping(base, size)
+        if not mapped:
+            return (
+                f"{size} bytes at {base:#x} are not mapped readable host memory in this process "
+                "(device memory is not supported by this version)"
+            )
+        with self._lock:
+            at = bisect.bisect_right(self._bases, base)
+            if (at and self._ends[at - 1] > base) or (at < len(self._bases) and self._bases[at] < base + size):
+                return f"{size} bytes at {base:#x} overlap memory that is registered already"
+            self._bases.insert(at, base)
+            self._ends.insert(at, base + size)
+            self._writable.insert(at, writable)
+            self._arrays = self._freeze()
+        return ""
+
+    def remove(self, base: int) -> bool:
+        with self._lock:
+            at = bisect.bisect_left(self._bases, base)
+            if at == len(self._bases) or self._bases[at] != base:
+                return False
+            for column in (self._bases, self._ends, self._writable):
+                del column[at]
+            self._arrays = self._freeze()
+        return True
+
+    def clear(self) -> None:
+        with self._lock:
+            self._bases, self._ends, self._writable = [], [], []
+            self._arrays = self._freeze()
+
+    def covers(self, pieces: Pieces, write: bool) -> bool:
+        """Whether every piece lies inside one registered range (a writable one to `write`)."""
+        bases, ends, writable = self._arrays
+        if not len(bases):
+            return False
+        index = np.searchsorted(bases, pieces.addresses, side="right") - 1
+        return bool(
+            (index >= 0).all()
+            and (pieces.addresses + pieces.lengths <= ends[index]).all()
+            and (not write or writable[index].all())
+        )
+
+    def _freeze(self) -> tuple[Int64Array, Int64Array, npt.NDArray[np.bool_]]:
+        return np.array(self._bases, np.int64), np.array(self._ends, np.int64), np.array(self._writable, bool)
+
+
+def _mapping(base: int, size: int) -> tuple[bool, bool]:
+    """(wholly mapped and readable, also writable) of a range, by /proc/self/maps."""
+    at, end, writable = base, base + size, True
+    with open("/proc/self/maps") as f:
+        for line in f:
+            low_high, rights = line.split(maxsplit=2)[:2]
+            low, _, high = low_high.partition("-")
+            if int(high, 16) <= at:
+                continue
+            if int(low, 16) > at or rights[0] != "r":
+                return False, False
+            writable = writable and rights[1] == "w"
+            at = int(high, 16)
+            if at >= end:
+                return True, writable
+    return False, False

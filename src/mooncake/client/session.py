@@ -1,0 +1,193 @@
+"""The light half of setting a client up: its settings, its name, the master's address, its private segment server.
+
+Nothing here imports numpy, so that the private server boots while this process imports it.
+"""
+
+import logging
+import os
+import random
+import re
+import secrets
+import socket
+import time
+from dataclasses import dataclass, field
+
+from mooncake.client.child import PrivateServer
+from mooncake.errors import ConfigError
+from mooncake.rpc.client import Client, parse_address
+from mooncake.rpc.messages import PROTOCOL, Codes, Hello, Ping, Serve
+from mooncake.transfer.host import host_id
+from mooncake.version import __version__
+
+logger = logging.getLogger("mooncake.client")
+
+PROTOCOLS = ("tcp", "rdma", "shm", "rpc_only")
+SMALLEST_SEGMENT = 1024
+LARGEST_BUFFER = 1 << 40
+_TENANT = re.compile(r"[^_\x00-\x1f\x7f][^\x00-\x1f\x7f]*")
+
+
+def _env_int(name: str, default: int) -> int:
+    text = os.environ.get(name, "")
+    if not text:
+        return default
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"environment variable {name} is {text!r}; expected a whole number") from None
+
+
+@dataclass
+class ClientConfig:
+    """What setup was told, and what the environment adds."""
+
+    local_hostname: str
+    metadata_server: str
+    segment_size: int
+    buffer_size: int
+    protocol: str
+    master: str
+    force_tcp: bool = field(
+        default_factory=lambda: os.environ.get("MC_FORCE_TCP", "").lower() in ("1", "true", "on", "yes")
+    )
+    control_limit: float = field(default_factory=lambda: _env_int("MC_RPC_TIMEOUT_MS", 1000) / 1e3)
+    transfer_limit: float = field(default_factory=lambda: float(max(5, _env_int("MC_TRANSFER_TIMEOUT", 30))))
+    min_port: int = field(default_factory=lambda: _env_int("MC_STORE_CLIENT_MIN_PORT", 12300))
+    max_port: int = field(default_factory=lambda: _env_int("MC_STORE_CLIENT_MAX_PORT", 14300))
+    retries: int = field(default_factory=lambda: _env_int("MC_STORE_CLIENT_SETUP_RETRIES", 20))
+    min_data_port: int = field(default_factory=lambda: _env_int("MC_MIN_RPC_PORT", _env_int("MC_MIN_PRC_PORT", 15000)))
+    max_data_port: int = field(default_factory=lambda: _env_int("MC_MAX_RPC_PORT", 17000))
+    bind_address: str = field(default_factory=lambda: os.environ.get("MC_TCP_BIND_ADDRESS", ""))
+    socket_dir: str = field(default_factory=lambda: os.environ.get("MC_SHM_SOCKET_DIR", ""))
+
+    def check(self) -> None:
+        """Raise ConfigError, with one sentence, for what cannot work."""
+        if not self.local_hostname:
+            raise ConfigError(
+                "local_hostname is empty; give the host name or address that other hosts reach this one by"
+            )
+        if self.metadata_server.upper() != "P2PHANDSHAKE":
+            raise ConfigError(
+                f"metadata_server {self.metadata_server!r} is not supported by this version; use 'P2PHANDSHAKE', "
+                "which needs no metadata service"
+            )
+        if self.protocol not in PROTOCOLS:
+            raise ConfigError(f"protocol {self.protocol!r} is unknown; expected one of {', '.join(PROTOCOLS)}")
+        if self.segment_size and self.segment_size < SMALLEST_SEGMENT:
+            raise ConfigError(
+                f"global_segment_size is {self.segment_size} bytes; expected 0 (contribute no memory) or at least "
+                f"{SMALLEST_SEGMENT}"
+            )
+        if not 0 <= self.buffer_size <= LARGEST_BUFFER:
+            raise ConfigError(f"local_buffer_size is {self.buffer_size} bytes; expected 0 to {LARGEST_BUFFER} (1 TB)")
+        try:
+            parse_address(self.master)
+        except ValueError as error:
+            raise ConfigError(f"master_server_addr: {error}") from None
+
+
+def valid_tenant(tenant: str) -> bool:
+    return _TENANT.fullmatch(tenant) is not None
+
+
+class Session:
+    """A greeted master, a name of our own, and the private server if we contribute memory (started, not awaited)."""
+
+    def __init__(self, config: ClientConfig) -> None:
+        config.check()
+        self.config = config
+        host, explicit = _split(config.local_hostname)
+        self._name_socket: socket.socket | None = None
+        self.rpc: Client | None = None
+        self.server: PrivateServer | None = None
+        try:
+            port = explicit or self._reserve_port()
+            self.name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            self.client_id = f"{secrets.randbits(64)}-{secrets.randbits(64)}"
+            self.hello = Hello(PROTOCOL, __version__, "client", self.client_id, host_id())
+            self.rpc = Client(config.master, self.hello, config.control_limit)
+            self.rpc.call(Ping(), Codes)
+            if config.segment_size:
+                self.server = PrivateServer(self._serve(host))
+        except BaseException:
+            self.close()
+            raise
+        if config.protocol == "rdma":
+            logger.info("protocol rdma: no RDMA transport is available here; shared memory and tcp are used instead")
+
+    def close(self) -> None:
+        if self.server is not None:
+            self.server.close()
+        if self._name_socket is not None:
+            self._name_socket.close()
+        if self.rpc is not None:
+            self.rpc.close()
+
+    def _reserve_port(self) -> int:
+        """A free port that makes our name unique on the host; held, never listened on."""
+        config = self.config
+        for attempt in range(config.retries):
+            if attempt:
+                time.sleep(0.1)
+            port = random.randrange(config.min_port, max(config.max_port, config.min_port + 1))
+            sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            try:
+                sock.bind(("", port))
+            except OSError:
+                sock.close()
+                continue
+            self._name_socket = sock
+            return port
+        raise ConfigError(
+            f"no free port from {config.min_port} to {config.max_port} in {config.retries} tries; widen "
+            "MC_STORE_CLIENT_MIN_PORT..MC_STORE_CLIENT_MAX_PORT"
+        )
+
+    def _serve(self, host: str) -> Serve:
+        config = self.config
+        return Serve(
+            segment=secrets.randbits(62) + 1,
+            name=self.name,
+            size=config.segment_size,
+            listen=config.bind_address or listen_address(host),
+            announce=host,
+            min_port=config.min_data_port,
+            max_port=config.max_data_port,
+            master=config.master,
+            client=self.client_id,
+            host=self.hello.host,
+            protocol="tcp",
+            socket_dir=config.socket_dir,
+        )
+
+
+def listen_address(host: str) -> str:
+    """Where to listen so that `host` reaches us: that address if it is one of this machine's, else all of them.
+
+    Raises ConfigError if it does not resolve.
+    """
+    try:
+        infos = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConfigError(
+            f"local_hostname {host!r} does not resolve ({error}); give a name or address that other hosts reach"
+        ) from None
+    family, kind, _, _, address = infos[0]
+    with socket.socket(family, kind) as probe:
+        try:
+            probe.bind((address[0], 0))
+        except OSError:
+            return "::" if family == socket.AF_INET6 else "0.0.0.0"
+    return str(address[0])
+
+
+def _split(local_hostname: str) -> tuple[str, int]:
+    """(host, port or 0) of "host", "host:port", "[v6]" or "[v6]:port"."""
+    text = local_hostname.strip()
+    if text.startswith("["):
+        host, _, rest = text[1:].partition("]")
+        return host, int(rest[1:]) if rest[1:].isdigit() else 0
+    host, colon, port = text.rpartition(":")
+    if colon and port.isdigit() and ":" not in host:
+        return host, int(port)
+    return text, 0

@@ -1,0 +1,1 @@
+"""The demonstration: two real vLLM instances share one pool (`python -m mooncake.demo`, started by `scripts/demo`)."""

@@ -1,0 +1,98 @@
+"""`python -m mooncake.demo`: two vLLM instances share a pool; prints a table of what that saves.
+
+Exit code: 0; 1 when something failed, the answers differ or nothing came from the pool; 128 + n after signal n.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+
+from mooncake.cli.children import Children, Interrupted
+from mooncake.cli.loopback import HOST
+from mooncake.demo.run import Demo, Outcome
+from mooncake.demo.servers import MODEL_ALIAS, Instance
+from mooncake.errors import MooncakeError
+
+
+def main() -> int:
+    arguments = _parse_arguments()
+    folder = Path(tempfile.mkdtemp(prefix="mooncake-demo-"))
+    outcome = None
+    try:
+        with Children() as children:
+            outcome = Demo(children, folder, _cache(), Console()).run()
+            outcome.figures.show(Console())
+            if arguments.json:
+                outcome.figures.write(arguments.json)
+            if arguments.keep:
+                print(_how_to_use(outcome), flush=True)
+                children.watch()
+            print("stopping the instances and the master", flush=True)
+        complaint = outcome.figures.complaint
+    except MooncakeError as error:
+        complaint = str(error)
+    except Interrupted as signal:
+        shutil.rmtree(folder)
+        ended_well = arguments.keep and outcome is not None and not outcome.figures.complaint
+        return 0 if ended_well else signal.exit_code
+    if complaint:
+        print(f"scripts/demo: {complaint}\nThe logs are in {folder}", file=sys.stderr)
+        return 1
+    shutil.rmtree(folder)
+    return 0
+
+
+def _parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="scripts/demo",
+        description="Two vLLM instances share one KV-cache pool: what the first computed, the second need not.",
+    )
+    parser.add_argument("--keep", action="store_true", help="leave everything running until Ctrl-C")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE")
+    arguments = parser.parse_args()
+    if arguments.json and not arguments.json.absolute().parent.is_dir():
+        parser.error(f"--json: there is no folder {arguments.json.absolute().parent}")
+    return arguments
+
+
+def _cache() -> Path:
+    """Where the model folder is kept from run to run."""
+    if named := os.environ.get("MOONCAKE_DEMO_CACHE"):
+        return Path(named).absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mooncake-demo"
+
+
+def _how_to_use(outcome: Outcome) -> str:
+    return "\n".join(
+        (
+            "\nEverything keeps running. Ask instance A, then B:",
+            *(_curl(instance) for instance in (outcome.a, outcome.b)),
+            "The pool:",
+            f"  curl http://{HOST}:{outcome.master.metrics_port}/metrics/summary",
+            f"Logs: {outcome.a.child.log.parent}",
+            f"Ctrl-C here, or `kill {os.getpid()}`, stops it all.",
+        )
+    )
+
+
+def _curl(instance: Instance) -> str:
+    body = {
+        "model": MODEL_ALIAS,
+        "messages": [{"role": "user", "content": "What is a tide?"}],
+        "max_tokens": 60,
+        "temperature": 0,
+    }
+    return (
+        f"  curl http://{HOST}:{instance.port}/v1/chat/completions "
+        f"-H 'Content-Type: application/json' -d '{json.dumps(body)}'"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""The servers of the demo: the pool's master and vLLM instances, on loopback ports that are free."""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from mooncake.cli.children import Child, ChildFailed, Children, module_command, own_command
+from mooncake.cli.engine_settings import pool_environment, transfer_config
+from mooncake.cli.loopback import HOST, accepts, fetch, free_ports
+
+BLOCK_SIZE = 32  # tokens; the smallest that vLLM's CPU attention takes
+MODEL_ALIAS = "smollm2"
+MAX_MODEL_LEN = 4096
+KV_CACHE_SIZE = 512 << 20  # bytes; over 11,000 tokens
+
+MASTER_LIMIT = 20.0  # seconds until it answers
+INSTANCE_LIMIT = 300.0
+
+_MEMORY = re.compile(r"Available memory on node \d+ \(([\d.]+)/[\d.]+ GiB\)")
+_FIRST_ERROR = re.compile(r"^.*?\b(\w+Error: .+)$", re.MULTILINE)
+_PORT_TAKEN = re.compile(r"address already in use", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Master:
+    child: Child
+    port: int
+    metrics_port: int
+
+
+@dataclass(frozen=True)
+class Instance:
+    name: str
+    child: Child
+    port: int
+
+    def is_healthy(self) -> bool:
+        return fetch(self.port, "/health") is not None
+
+
+def start_master(children: Children, folder: Path) -> Master:
+    """Start the master and wait until it answers."""
+    port, metrics_port = free_ports(2)
+    command = own_command(
+        "mooncake.cli.master",
+        f"--rpc_address={HOST}",
+        f"--rpc_port={port}",
+        f"--metrics_host={HOST}",
+        f"--metrics_port={metrics_port}",
+        "--logtostderr",
+    )
+    child = children.start("the master", command, folder / "master.log")
+    children.wait_ready(child, lambda: accepts(port) and fetch(metrics_port, "/health") is not None, MASTER_LIMIT)
+    return Master(child, port, metrics_port)
+
+
+def start_instance(children: Children, name: str, model: Path, folder: Path, pool: Path | None) -> Instance:
+    """Start a vLLM instance; `pool` is the pool's configuration file, or None for one without a pool."""
+    (port,) = free_ports(1)
+    command = module_command(
+        "vllm.entrypoints.openai.api_server",
+        *("--model", str(model), "--served-model-name", MODEL_ALIAS),
+        *("--host", HOST, "--port", str(port), "--uvicorn-log-level", "warning"),
+        *("--dtype", "float32", "--max-model-len", str(MAX_MODEL_LEN), "--block-size", str(BLOCK_SIZE)),
+        *("--kv-cache-memory-bytes", str(KV_CACHE_SIZE)),
+        *("--enforce-eager", "--distributed-executor-backend", "uni"),
+        *(("--kv-transfer-config", transfer_config(lookup_port=port)) if pool else ()),
+    )
+    environment = {
+        # VLLM_CPU_KVCACHE_SPACE would win over the command line.
+        **{name: value for name, value in os.environ.items() if name != "VLLM_CPU_KVCACHE_SPACE"},
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # lets the worker live in the engine's process: starts sooner
+        "VLLM_HOST_IP": HOST,
+        **(pool_environment(pool) if pool else {}),
+    }
+    log = folder / f"{name.replace(' ', '-').lower()}.log"
+    return Instance(name, children.start(f"vLLM ({name})", command, log, environment), port)
+
+
+def wait_ready(children: Children, *instances: Instance) -> None:
+    """Until all of them answer.  Raises ChildFailed with the reason if one does not start."""
+    try:
+        for instance in instances:
+            children.wait_ready(instance.child, instance.is_healthy, INSTANCE_LIMIT, poll=0.25)
+    except ChildFailed as error:
+        raise ChildFailed(_explain(instances) + str(error)) from None
+
+
+def _explain(instances: tuple[Instance, ...]) -> str:
+    """The reason in a sentence, to go ahead of the log's end, which seldom holds it."""
+    for instance in instances:
+        text = instance.child.log.read_text(errors="replace")
+        if memory := _MEMORY.search(text):
+            return (
+                f"vLLM needs {KV_CACHE_SIZE >> 20} MiB for its KV cache on NUMA node 0, which has {memory[1]} GiB "
+                f"left: end other programs or use a machine with more memory.\n"
+            )
+        if _PORT_TAKEN.search(text):
+            return "A port was taken by another program in the moment between choosing and using it: start again.\n"
+        if error := _FIRST_ERROR.search(text):
+            return f"{instance.child.name} says: {error[1]}\n"
+    return ""

@@ -1,0 +1,285 @@
+"""The HTTP server of the master: metrics, health, read-only views of the directory, removal of everything.
+
+It shares the event loop with the RPC service, so whatever grows with the number of objects is answered in slices.
+It grants no leases and changes nothing but by POST.
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from aiohttp import web
+
+from mooncake.config_text import parse_bool
+from mooncake.errors import ErrorCode
+from mooncake.master.metrics import CONTENT_TYPE, Metrics
+from mooncake.master.service import MasterService
+from mooncake.master.summary import Summary
+
+logger = logging.getLogger(__name__)
+
+REPORT_SECONDS = 10.0
+_SLICE = 1000  # keys looked up at a time
+_LONGEST_REQUEST_LINE = 1 << 20  # bytes; /batch_query_keys lists its keys there
+_STATUS_UNDEFINED, _STATUS_OK = 0, 1  # the drop-in's numbers
+_JSON = "application/json"
+
+
+class AdminServer:
+    """Serves one master's HTTP interface on a socket that is listening already."""
+
+    def __init__(self, service: MasterService) -> None:
+        self._service = service
+        self._directory = service.directory
+        self._metrics = Metrics(service)
+        self._summary = Summary(self._metrics.values)
+        self._report = Summary(self._metrics.values)
+        self._runner = web.AppRunner(
+            self._application(),
+            access_log=None,
+            handle_signals=False,
+            shutdown_timeout=0.1,
+            max_line_size=_LONGEST_REQUEST_LINE,
+        )
+
+    async def start(self, listening: socket.socket) -> None:
+        await self._runner.setup()
+        await web.SockSite(self._runner, listening).start()
+
+    async def stop(self) -> None:
+        await self._runner.cleanup()
+
+    async def report(self) -> None:
+        """Log the summary every 10 seconds, until cancelled."""
+        while True:
+            logger.info("Master Admin Metrics: %s", self._report.line())
+            await asyncio.sleep(REPORT_SECONDS)
+
+    def _application(self) -> web.Application:
+        application = web.Application(middlewares=[_answer_failures])
+        get, post = application.router.add_get, application.router.add_post
+        get("/metrics", self._get_metrics)
+        get("/metrics/summary", self._get_summary)
+        get("/health", self._get_health)
+        get("/role", self._get_role)
+        get("/ha_status", self._get_ha_status)
+        get("/leader", self._get_leader)
+        get("/kv_events/status", self._get_kv_events_status)
+        get("/query_key", self._query_key)
+        get("/batch_query_keys", self._batch_query_keys)
+        get("/get_all_keys", self._get_all_keys)
+        get("/get_all_segments", self._get_all_segments)
+        get("/get_segments_detail", self._get_segments_detail)
+        get("/query_segment", self._query_segment)
+        get("/api/v1/segments/status", self._get_segment_status)
+        post("/api/v1/remove_all", self._remove_all)
+        post("/api/v1/drain_jobs", _refuse_drain)
+        get("/api/v1/drain_jobs/query", _refuse_drain)
+        post("/api/v1/drain_jobs/cancel", _refuse_drain)
+        for method in ("GET", "PUT", "DELETE"):
+            application.router.add_route(method, "/api/v1/tenant_quotas", _refuse_tenants)
+        return application
+
+    # ------------------------------------------------------------ the master itself
+
+    async def _get_metrics(self, _: web.Request) -> web.Response:
+        return _text(self._metrics.text())
+
+    async def _get_summary(self, _: web.Request) -> web.Response:
+        return _text(self._summary.line())
+
+    async def _get_health(self, _: web.Request) -> web.Response:
+        return _json(
+            {
+                "status": "ok",
+                "role": "leader",
+                "ha_state": "serving",
+                "service_ready": True,
+                "leader_address": None,
+                "view_version": None,
+            }
+        )
+
+    async def _get_role(self, _: web.Request) -> web.Response:
+        return web.Response(text="leader")
+
+    async def _get_ha_status(self, _: web.Request) -> web.Response:
+        return web.Response(text="serving")
+
+    async def _get_leader(self, _: web.Request) -> web.Response:
+        return _json({"present": False, "leader_address": None, "view_version": None})
+
+    async def _get_kv_events_status(self, _: web.Request) -> web.Response:
+        return _json(
+            {
+                "enabled": False,
+                "published_batches": 0,
+                "published_events": 0,
+                "dropped_events": 0,
+                "skipped_unparsed_keys": 0,
+            }
+        )
+
+    # ------------------------------------------------------------ keys
+
+    async def _query_key(self, request: web.Request) -> web.Response:
+        places = self._places(request.query.get("key", ""))
+        if places is None:
+            return _failure(ErrorCode.OBJECT_NOT_FOUND)
+        return _json({"success": True, "data": places})
+
+    async def _batch_query_keys(self, request: web.Request) -> web.Response:
+        keys = [key for key in request.query.get("keys", "").split(",") if key]
+        if not keys:
+            text = "No keys provided. Use ?keys=key1,key2,..."
+            return _json({"success": False, "error": text}, status=400)
+        found: dict[str, object] = {}
+        for key in keys:
+            places = self._places(key)
+            found[key] = {
+                "ok": places is not None,
+                "error": None if places is not None else ErrorCode.OBJECT_NOT_FOUND.name,
+                "values": places,
+                "disk_values": None,
+                "local_disk_values": None,
+                "nof_values": None,
+            }
+            if len(found) % _SLICE == 0:
+                await asyncio.sleep(0)
+        return _json({"success": True, "data": found})
+
+    async def _get_all_keys(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": CONTENT_TYPE})
+        await response.prepare(request)
+        slices = self._directory.keys()
+        for keys in slices:
+            if keys:
+                await response.write(("\n".join(keys) + "\n").encode())
+            await asyncio.sleep(0)  # write() goes on at once while the socket takes it
+        await response.write_eof()
+        return response
+
+    async def _remove_all(self, request: web.Request) -> web.Response:
+        try:
+            force = parse_bool(request.query.get("force", "false") or "false")
+        except ValueError as error:
+            return _failure(ErrorCode.INVALID_PARAMS, f"force: {error}")
+        removed = await self._service.remove_all(force)
+        return _json({"success": True, "removed_count": removed})
+
+    def _places(self, key: str) -> list[dict[str, object]] | None:
+        """Where each whole replica of a key begins; None if there is no such key.  Grants no lease."""
+        found = self._directory.peek(key)
+        if found is None:
+            return None
+        places = []
+        for number, offset, *_ in found.places:
+            for info in self._directory.segment_infos([number]):
+                places.append(
+                    {
+                        "size_": found.size,
+                        "buffer_address_": offset,
+                        "protocol_": info.protocol,
+                        "transport_endpoint_": info.tcp,
+                    }
+                )
+        return places
+
+    # ------------------------------------------------------------ segments
+
+    async def _get_all_segments(self, _: web.Request) -> web.Response:
+        names = dict.fromkeys(segment.name for segment in self._directory.segments())
+        return _text("".join(f"{name}\n" for name in names))
+
+    async def _get_segments_detail(self, _: web.Request) -> web.Response:
+        segments = [
+            {
+                "segment_name": segment.name,
+                "segment_id": str(segment.segment),
+                "client_id": segment.client,
+                "base_address": "0x0",
+                "size_bytes": segment.size,
+                "size_human": f"{segment.size / (1 << 30):f} GiB",
+                "te_endpoint": segment.endpoint,
+                "protocol": segment.protocol,
+                "status": segment.status,
+                "allocator_used_bytes": segment.used,
+                "allocator_capacity_bytes": segment.size,
+                "allocator_usage_percent": 100 * segment.used / segment.size,
+            }
+            for segment in self._directory.segments()
+        ]
+        return _json({"total_segments": len(segments), "segments": segments})
+
+    async def _query_segment(self, request: web.Request) -> web.Response:
+        name = request.query.get("segment", "")
+        found = [segment for segment in self._directory.segments() if segment.name == name]
+        if not found:
+            return web.Response(text="Failed to query segment", status=500)
+        used, size = sum(segment.used for segment in found), sum(segment.size for segment in found)
+        return _text(f"{name}\nUsed(bytes): {used}\nCapacity(bytes) : {size}\n")
+
+    async def _get_segment_status(self, request: web.Request) -> web.Response:
+        name = request.query.get("segment")
+        if not name:
+            return _failure(ErrorCode.INVALID_PARAMS, "Missing segment query parameter")
+        found = [segment.status for segment in self._directory.segments() if segment.name == name]
+        if not found:
+            return _failure(ErrorCode.SEGMENT_NOT_FOUND)
+        return _json(
+            {
+                "success": True,
+                "segment": name,
+                "status": _STATUS_OK if found[0] == "OK" else _STATUS_UNDEFINED,
+                "status_name": found[0],
+                "error_code": 0,
+                "error_message": "",
+            }
+        )
+
+
+async def _refuse_drain(_: web.Request) -> web.Response:
+    return _failure(ErrorCode.NOT_SUPPORTED)
+
+
+async def _refuse_tenants(_: web.Request) -> web.Response:
+    return _failure(ErrorCode.UNAVAILABLE_IN_CURRENT_MODE)
+
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@web.middleware
+async def _answer_failures(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    """A mistake of ours is one JSON answer and one log entry, not a page."""
+    try:
+        return await handler(request)
+    except web.HTTPException:
+        raise
+    except Exception:
+        logger.exception("The HTTP request %s failed", request.path)
+        return _failure(ErrorCode.INTERNAL_ERROR)
+
+
+_HTTP_STATUS = {
+    ErrorCode.INVALID_PARAMS: 400,
+    ErrorCode.OBJECT_NOT_FOUND: 404,
+    ErrorCode.SEGMENT_NOT_FOUND: 404,
+    ErrorCode.UNAVAILABLE_IN_CURRENT_MODE: 409,
+    ErrorCode.UNAVAILABLE_IN_CURRENT_STATUS: 409,
+}
+
+
+def _failure(code: ErrorCode, message: str = "") -> web.Response:
+    status = _HTTP_STATUS.get(code, 500)
+    return _json({"success": False, "error_code": int(code), "error_message": message or code.name}, status)
+
+
+def _json(content: object, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(content), content_type=_JSON, charset="utf-8", status=status)
+
+
+def _text(text: str) -> web.Response:
+    return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})

@@ -1,0 +1,263 @@
+"""The extents of one segment: which bytes are taken, and where the next ones go.
+
+Free ranges ("holes") lie in bins by size, four a power of two, so that finding one costs the same however many there
+are; a freed extent merges with its neighbours at once.  Beside them a bit a granule says what is taken: it catches
+a double free or an overlap wherever it comes from, and finds the holes after a recovery.  It is kept in regions of
+4,096 granules as Python ints, so regions that are wholly free or wholly taken cost nothing.
+
+Lengths are rounded up to GRANULE.  Extents of a page or more start on a page (copies between buffers that lie
+differently in their pages run at a third [M]) unless no hole allows it.  The next extent goes behind the last one
+while there is room, so that values of one batch, and successive batches, adjoin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mooncake.transfer.table import GRANULE
+
+PAGE = 4096
+_REGION = 4096  # granules
+_FULL = (1 << _REGION) - 1
+_TRIES = 8  # holes looked at in each bin
+
+
+def _bin(length: int) -> int:
+    count = length // GRANULE
+    bits = count.bit_length()
+    return count if bits <= 2 else bits << 2 | count >> (bits - 3) & 3
+
+
+def _round(size: int) -> int:
+    return -(-size // GRANULE) * GRANULE
+
+
+def _align(start: int, length: int) -> int:
+    return -(-start // PAGE) * PAGE if length >= PAGE else start
+
+
+class Allocator:
+    """All methods are O(1) but for the length of what they hand out and the regions of 1 MiB that it touches."""
+
+    __slots__ = ("_behind", "_bins", "_ends", "_holes", "_known", "_nonempty", "_taken", "free", "size")
+
+    def __init__(self, size: int, known: bool = True) -> None:
+        """`known` False: a segment with values in it; `reserve` them all, then run `find_holes`."""
+        self.size = size // GRANULE * GRANULE
+        self.free = self.size
+        self._taken = [0] * -(-self.size // (GRANULE * _REGION))
+        self._holes: dict[int, int] = {}  # start → length
+        self._ends: dict[int, int] = {}  # end → start
+        self._bins: list[dict[int, None]] = [{} for _ in range(4 * 60)]
+        self._nonempty = 0  # bit i: bin i holds something
+        self._behind = 0  # where the last extent ended
+        self._known = 0  # holes are known below this
+        if known:
+            self._known = self.size
+            if self.size:
+                self._add(0, self.size)
+
+    @property
+    def used(self) -> int:
+        return self.size - self.free
+
+    # -- take
+
+    def allocate(self, size: int) -> int | None:
+        """Offset of one extent, or None if no hole was found that holds it."""
+        length = _round(size)
+        if length > self.free:
+            return None
+        hole = self._behind
+        if hole in self._holes:
+            start = _align(hole, length)
+            if start + length <= hole + self._holes[hole]:
+                return self._take(hole, start, length)
+        unaligned = None
+        least = _bin(length)
+        found = self._nonempty >> least << least
+        while found:
+            lowest = found & -found
+            found ^= lowest
+            for tries, hole in enumerate(self._bins[lowest.bit_length() - 1]):
+                room = self._holes[hole]
+                if room >= length:
+                    start = _align(hole, length)
+                    if start + length <= hole + room:
+                        return self._take(hole, start, length)
+                    unaligned = hole
+                if tries == _TRIES:
+                    break
+        return None if unaligned is None else self._take(unaligned, unaligned, length)
+
+    def allocate_run(self, sizes: list[int]) -> list[int] | None:
+        """Offsets of adjoining extents of these sizes, or None if no large hole holds them all."""
+        at, starts = 0, []
+        for size in sizes:
+            length = _round(size)
+            at = _align(at, length)
+            starts.append(at)
+            at += length
+        hole = self._hole_for_run(at)
+        if hole is None:
+            return None
+        first = _align(hole, PAGE)
+        self._take(hole, first, at)
+        end = 0
+        for i, start in enumerate(starts):
+            if start > end:
+                self.release(first + end, start - end)
+            end = start + _round(sizes[i])
+            starts[i] = first + start
+        self._behind = first + at
+        return starts
+
+    def allocate_pieces(self, size: int) -> list[int] | None:
+        """Flat list offset, length, ... of extents that together hold `size`; None if the bytes lack."""
+        left = _round(size)
+        if left > self.free or self._known < self.size:
+            return None
+        pieces: list[int] = []
+        while left:
+            top = self._bins[self._nonempty.bit_length() - 1]
+            hole = max((hole for hole, _ in zip(top, range(_TRIES), strict=False)), key=self._holes.__getitem__)
+            room = self._holes[hole]
+            length = min(left, room)
+            start = _align(hole, length)
+            if start + length > hole + room:
+                start = hole
+            pieces += (self._take(hole, start, length), length)
+            left -= length
+        return pieces
+
+    def _hole_for_run(self, total: int) -> int | None:
+        hole = self._behind
+        if hole in self._holes and _align(hole, PAGE) + total <= hole + self._holes[hole]:
+            return hole
+        largest = self._bins[self._nonempty.bit_length() - 1] if self._nonempty else {}
+        for tries, hole in enumerate(largest):
+            if _align(hole, PAGE) + total <= hole + self._holes[hole]:
+                return hole
+            if tries == _TRIES:
+                break
+        return None
+
+    def _take(self, hole: int, start: int, length: int) -> int:
+        room = self._drop(hole)
+        if start > hole:
+            self._add(hole, start - hole)
+        rest = hole + room - start - length
+        if rest:
+            self._add(start + length, rest)
+        self._mark(start, length)
+        self._behind = start + length
+        return start
+
+    # -- give back
+
+    def release(self, start: int, size: int) -> None:
+        """Free one extent.  Raises ValueError unless all of it was taken."""
+        length = _round(size)
+        self._unmark(start, length)
+        if start < self._known:
+            self._give(start, min(length, self._known - start))
+
+    def _give(self, start: int, length: int) -> None:
+        left = self._ends.get(start)
+        if left is not None:
+            length += self._drop(left)
+            start = left
+        if start + length in self._holes:
+            length += self._drop(start + length)
+        self._add(start, length)
+
+    # -- recover
+
+    def reserve(self, extents: list[int]) -> bool:
+        """Take these extents (flat) of a segment whose holes are not known yet; False, and nothing done, if one
+        of them is out of range or taken."""
+        done: list[tuple[int, int]] = []
+        for i in range(0, len(extents), 2):
+            start, size = extents[i], extents[i + 1]
+            if start >= 0 and size > 0 and start % GRANULE == 0 and start + size <= self.size:
+                try:
+                    self._mark(start, _round(size))
+                except ValueError:
+                    pass
+                else:
+                    done.append((start, _round(size)))
+                    continue
+            for start, length in done:
+                self._unmark(start, length)
+            return False
+        return True
+
+    def find_holes(self) -> Iterator[None]:
+        """After the last `reserve`: learn the holes, in steps between which extents may be released."""
+        for region, taken in enumerate(self._taken):
+            base = region * _REGION
+            count = min(_REGION, self.size // GRANULE - base)
+            free = ((1 << count) - 1) & ~taken
+            at = 0
+            while free:
+                skip = (free & -free).bit_length() - 1
+                free >>= skip
+                at += skip
+                length = ((free + 1) & ~free).bit_length() - 1
+                free >>= length
+                self._give((base + at) * GRANULE, length * GRANULE)
+                at += length
+            self._known = (base + count) * GRANULE
+            yield
+
+    # -- the bins and the bits
+
+    def _add(self, start: int, length: int) -> None:
+        self._holes[start] = length
+        self._ends[start + length] = start
+        number = _bin(length)
+        self._bins[number][start] = None
+        self._nonempty |= 1 << number
+
+    def _drop(self, start: int) -> int:
+        length = self._holes.pop(start)
+        del self._ends[start + length]
+        number = _bin(length)
+        hole_bin = self._bins[number]
+        del hole_bin[start]
+        if not hole_bin:
+            self._nonempty ^= 1 << number
+        return length
+
+    def _mark(self, start: int, length: int) -> None:
+        changes = []
+        for region, mask in _masks(start, length):
+            if self._taken[region] & mask:
+                raise ValueError(f"extent {start}+{length} is taken already")
+            changes.append((region, mask))
+        for region, mask in changes:
+            self._taken[region] |= mask
+        self.free -= length
+
+    def _unmark(self, start: int, length: int) -> None:
+        if start < 0 or length <= 0 or start % GRANULE or start + length > self.size:
+            raise ValueError(f"extent {start}+{length} is not one of this segment")
+        changes = []
+        for region, mask in _masks(start, length):
+            if self._taken[region] & mask != mask:
+                raise ValueError(f"extent {start}+{length} is not taken")
+            changes.append((region, mask))
+        for region, mask in changes:
+            self._taken[region] ^= mask
+        self.free += length
+
+
+def _masks(start: int, length: int) -> Iterator[tuple[int, int]]:
+    """(region, its bits) of a range."""
+    at = start // GRANULE
+    end = at + length // GRANULE
+    while at < end:
+        region, first = divmod(at, _REGION)
+        count = min(end - at, _REGION - first)
+        yield region, _FULL if count == _REGION else ((1 << count) - 1) << first
+        at += count

@@ -1,0 +1,279 @@
+"""The values that can be read: by key, by group, and in the order in which they may leave.
+
+Owns the objects, the groups, both kinds of lease and the eviction order; has the pool take extents back.  Whatever
+makes a value disappear (removal, eviction, a newer put, loss of its segments) comes through `forget`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from itertools import count
+
+from mooncake.master.config import MasterConfig
+from mooncake.master.counters import Counters
+from mooncake.master.eviction import EvictionPolicy, Lru
+from mooncake.master.keymap import KeyMap
+from mooncake.master.leases import ProbeLeases, ReadLease, ReadLeases
+from mooncake.master.objects import GONE, HARD_PIN, SOFT_PIN, Group, Object, Replica, Unit, lay, parts, replicas
+from mooncake.master.pool import Pool, Segment
+from mooncake.master.tombstones import Tombstones
+
+
+class Catalog:
+    """All complete values.  `policy` makes an eviction order (see `eviction`)."""
+
+    def __init__(
+        self,
+        config: MasterConfig,
+        counters: Counters,
+        pool: Pool,
+        tombstones: Tombstones,
+        policy: Callable[[], EvictionPolicy] = Lru,
+    ) -> None:
+        ttl = config.lease_ms / 1000
+        self._config = config
+        self._counters = counters
+        self._pool = pool
+        self._tombstones = tombstones
+        self.objects = KeyMap()
+        self.groups: dict[str, Group] = {}
+        self.probes = ProbeLeases(ttl)
+        self.reads = ReadLeases(ttl, pool.term << 19)
+        self.soft_pinned = 0
+        self._idle = policy()
+        self._soft = policy()  # soft-pinned units: a second pass, if at all
+        self._pins: list[tuple[float, int, Object]] = []  # ends of soft pins
+        self._order = count()
+        self._purging = 0
+        self._ttl = ttl
+
+    # -- coming and going
+
+    def insert(self, obj: Object, group: str, soft_until: float, now: float) -> None:
+        """A value became readable.  Its key is not there; `soft_until` 0: no soft pin."""
+        self.objects.insert(obj)
+        if group:
+            self._join(obj, group)
+        if soft_until > now:
+            obj.flags |= SOFT_PIN
+            self.soft_pinned += 1
+            heapq.heappush(self._pins, (soft_until, next(self._order), obj))
+            if obj.group is not None:
+                self._order_of(obj.group).remove(obj.group)
+                obj.group.flags |= SOFT_PIN
+                obj.group.soft_until = max(obj.group.soft_until, soft_until)
+        self.settle(obj.unit(), now)
+
+    def _join(self, obj: Object, name: str) -> None:
+        group = self.group(name)
+        obj.group = group
+        group.members[obj.key] = obj
+        if obj.flags & HARD_PIN:
+            group.pins += 1
+
+    def group(self, name: str) -> Group:
+        group = self.groups.get(name)
+        if group is None:
+            group = self.groups[name] = Group(name=name, members={})
+        return group
+
+    def close_group(self, group: Group) -> None:
+        """Forget the group if nothing is left of it."""
+        if not group.members and not group.open:
+            self._order_of(group).remove(group)
+            group.lease = 0.0
+            self.groups.pop(group.name, None)
+
+    def forget(self, obj: Object, now: float) -> None:
+        """Nobody finds `obj` any more; its extents come back when nobody can be reading them."""
+        self._tombstones.note(obj.key, obj.seq)
+        self._drop(obj, now)
+
+    def _drop(self, obj: Object, now: float) -> None:
+        self.objects.pop(obj.key)
+        group = obj.group
+        if group is None:
+            self._order_of(obj).remove(obj)
+        else:
+            obj.group = None
+            del group.members[obj.key]
+            group.readers -= obj.readers
+            if obj.flags & HARD_PIN:
+                group.pins -= 1
+            self.close_group(group)
+        if obj.flags & SOFT_PIN:
+            self.soft_pinned -= 1
+        obj.flags |= GONE
+        obj.lease = 0.0
+        for part in parts(obj):
+            if obj.readers:
+                self._pool.hide(part, obj.seq)
+            else:
+                self._pool.kill(part, obj.seq, now, clean=True)
+
+    def lose_replicas(self, obj: Object, lost: Callable[[int, Replica], bool], now: float) -> bool:
+        """Drop the replicas for which lost(index, replica).  False: none is left; `obj` is unchanged then."""
+        kept: list[Replica] = []
+        dropped: list[Replica] = []
+        for i, replica in enumerate(replicas(obj)):
+            (dropped if lost(i, replica) else kept).append(replica)
+        if not kept:
+            return False
+        for replica in dropped:
+            for part in replica:
+                if obj.readers:
+                    self._pool.kill_after(part, obj.seq, now + self._ttl)
+                else:
+                    self._pool.kill(part, obj.seq, now, clean=False)
+        lay(obj, tuple(kept))
+        return True
+
+    def purge(self, segment: Segment, clock: Callable[[], float]) -> Iterator[None]:
+        """After `segment` was dropped from the pool: forget what was only there, in steps."""
+        self._purging += 1
+        for some in self.objects.slices():
+            now = clock()
+            for obj in some:
+                flat = obj.segment
+                if flat is segment or (flat is None and any(part.segment is segment for part in parts(obj))):
+                    self._purge_one(obj, segment, now)
+            yield
+        self._purging -= 1
+        self.unpark(segment, clock())
+
+    def _purge_one(self, obj: Object, segment: Segment, now: float) -> None:
+        if obj.flags & GONE:
+            return
+        if not self.lose_replicas(obj, lambda _, replica: any(part.segment is segment for part in replica), now):
+            self._drop(obj, now)  # may be revived: no tombstone
+
+    @property
+    def purging(self) -> bool:
+        """Whether objects may be listed whose segments are lost."""
+        return self._purging > 0
+
+    # -- leases
+
+    def lease_for_reading(self, objects: list[Object], lease: ReadLease, now: float) -> None:
+        self.probes.touch(objects, now)
+        lease.objects += objects
+        for obj in objects:
+            obj.readers += 1
+            if obj.group is not None:
+                obj.group.readers += 1
+
+    def end_reading(self, number: int, now: float) -> None:
+        """A read lease was handed back or has run out."""
+        for obj in self.reads.end(number):
+            obj.readers -= 1
+            if obj.group is not None:
+                obj.group.readers -= 1
+            if not obj.readers:
+                if obj.flags & GONE:
+                    for part in parts(obj):
+                        self._pool.kill(part, obj.seq, now, clean=True)
+                elif obj.lease <= now:
+                    self.settle(obj.unit(), now)
+
+    def end_leases(self, now: float, limit: int) -> int:
+        """Let up to `limit` leased units go whose time is over; how many."""
+        units = self.probes.ended(now, limit)
+        for unit in units:
+            self.settle(unit, now)
+        done = len(units)
+        while done < limit and (lease := self.reads.ended(now)) is not None:
+            done += len(lease.objects)
+            self.end_reading(lease.number, now)
+        return done
+
+    def end_soft_pins(self, now: float, limit: int) -> None:
+        """Reads do not move the end of a pin, and it does not come back."""
+        pins = self._pins
+        while pins and pins[0][0] <= now and limit:
+            limit -= 1
+            obj = heapq.heappop(pins)[2]
+            if obj.flags & GONE:
+                continue
+            unit = obj.unit()
+            order = self._order_of(unit)
+            held = unit in order
+            order.remove(unit)
+            obj.flags &= ~SOFT_PIN
+            self.soft_pinned -= 1
+            if obj.group is not None and obj.group.soft_until <= now:
+                obj.group.flags &= ~SOFT_PIN
+            if held:
+                self.settle(unit, now)
+
+    # -- eviction
+
+    def settle(self, unit: Unit, now: float) -> None:
+        """Put `unit` at the end of the eviction order, if it may go at all."""
+        if self._may_go(unit, now):
+            self._order_of(unit).touch(unit)
+
+    def unpark(self, segment: Segment, now: float) -> None:
+        """Its server is back, or lost for good: what was left alone in the meantime may go again."""
+        parked, segment.parked = segment.parked, []
+        for unit in parked:
+            if not unit.flags & GONE:
+                self.settle(unit, now)
+
+    def evict(self, room: int, now: float, limit: int) -> int:
+        """Evict units until `room` bytes will come free, looking at no more than `limit`; how many bytes will."""
+        freed = 0
+        while freed < room and limit:
+            limit -= 1
+            unit = self._idle.victim()
+            if unit is None and self._config.allow_evict_soft_pinned:
+                unit = self._soft.victim()
+            if unit is None:
+                break
+            self._order_of(unit).remove(unit)
+            freed += self._evict(unit, now)  # what may not go now comes back when it may
+        return freed
+
+    def break_leases(self, room: int, now: float, limit: int) -> int:
+        """As evict, of units under probe leases, the oldest first."""
+        freed = 0
+        while freed < room and limit:
+            limit -= 1
+            unit = self.probes.break_oldest(now - self._config.break_lease_after_s)
+            if unit is None:
+                break
+            if unit.flags & SOFT_PIN and not self._config.allow_evict_soft_pinned:
+                self.settle(unit, now)
+                continue
+            self._order_of(unit).remove(unit)
+            freed += self._evict(unit, now)
+        return freed
+
+    def _evict(self, unit: Unit, now: float) -> int:
+        if not self._may_go(unit, now):
+            return 0
+        members = list(unit.members.values()) if isinstance(unit, Group) else [unit]
+        objects = [obj for obj in members if isinstance(obj, Object)]
+        for obj in objects:
+            for part in parts(obj):
+                if part.segment.suspect:  # evicting from it would bring nothing back
+                    part.segment.parked.append(unit)
+                    return 0
+        size = freed = 0
+        for obj in objects:
+            size += obj.size
+            freed += sum(part.taken for part in parts(obj))
+            self.forget(obj, now)
+        counters = self._counters
+        for suffix in ("", "_mem"):
+            counters["master_evicted_key_count" + suffix] += len(objects)
+            counters["master_evicted_size_bytes" + suffix] += size
+        return freed
+
+    def _may_go(self, unit: Unit, now: float) -> bool:
+        if unit.lease > now or unit.readers or unit.flags & HARD_PIN:
+            return False
+        return not isinstance(unit, Group) or not (unit.open or unit.pins)
+
+    def _order_of(self, unit: Unit) -> EvictionPolicy:
+        return self._soft if unit.flags & SOFT_PIN else self._idle

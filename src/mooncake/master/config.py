@@ -1,0 +1,37 @@
+"""What a master can be told.  `cli.master` fills it from flags and files; defaults are the documented ones."""
+
+from __future__ import annotations
+
+import msgspec
+
+STRATEGIES = ("random", "free_ratio_first", "local_first")
+
+
+class MasterConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of the directory and its service.  Times carry their unit in the name."""
+
+    rpc_address: str = "0.0.0.0"
+    rpc_port: int = 50051
+    """0: any free port (see `MasterService.port`)."""
+    lease_ms: int = 10_000
+    soft_pin_ttl_ms: int = 1_800_000
+    max_soft_pin_ttl_ms: int = 86_400_000
+    allow_evict_soft_pinned: bool = True
+    eviction_ratio: float = 0.05
+    high_watermark: float = 0.90
+    client_ttl_s: float = 10.0
+    put_start_discard_timeout_s: float = 30.0
+    put_start_release_timeout_s: float = 600.0
+    allocation_strategy: str = "random"
+    put_wait_s: float = 0.7
+    """How long a put may wait for room (a client gives up on an answer after 1 s)."""
+    client_gone_s: float = 1.0
+    """Open puts of a client are revoked this long after its last connection ended."""
+    closed_ttl_s: float = 2.0
+    """A segment whose connection was closed is expired after this, or client_ttl_s if that is less."""
+    break_lease_after_s: float = 2.0
+    """A put without any other room may break probe leases older than this."""
+    recovery_window_s: float = 600.0
+    """How long a segment that is away is remembered, with the tombstones that it has to learn of."""
+    assembly_s: float = 60.0
+    """How long the parts of a spanning value wait for the segment with the missing ones."""

@@ -1,0 +1,436 @@
+"""The directory of a pool: everything a master knows and decides.  No I/O; the clock is given.
+
+Every method is one atomic step.  What may take long comes as an iterator that does a few milliseconds' work a step;
+`background` collects those that the directory starts by itself.  Whoever runs a directory calls `tick` every 10 ms
+while it is `busy` (else ten times a second), and sends what `pool.take_outbox()` gives after each step.
+
+    Pool       segments, extents, kills            Catalog    complete values, leases, eviction order
+    Puts       puts in progress                    Granting   room for new puts
+    Recovery   records of returning segments       Clients    who is connected
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from typing import NamedTuple
+
+from mooncake.errors import ErrorCode, StoreError
+from mooncake.master.catalog import Catalog
+from mooncake.master.config import MasterConfig
+from mooncake.master.counters import Counters
+from mooncake.master.granting import Granting
+from mooncake.master.leases import ReadLease
+from mooncake.master.membership import Client, Clients
+from mooncake.master.objects import GONE, Object, Replica, is_mounted, place, replicas
+from mooncake.master.pool import Pool, Segment
+from mooncake.master.puts import Put, Puts
+from mooncake.master.recovery import Recovery
+from mooncake.master.tombstones import Tombstones
+from mooncake.rpc.messages import Found, Kill, Record, SegmentInfo
+
+log = logging.getLogger("mooncake.master")
+
+COMPLETE = 3  # ReplicaStatus
+_ENDED_AT_ONCE = 2000  # leases that end in one step
+_REMOVED_AT_ONCE = 250  # 5-8 us each, with the kills
+
+
+def boot_clock() -> float:
+    """Seconds on a clock that runs through suspend."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class SegmentView(NamedTuple):
+    """A mounted segment as the admin pages show it; `status`: OK, SUSPECT (connection lost) or FILLING."""
+
+    name: str
+    segment: int
+    client: str
+    host: str
+    endpoint: str
+    protocol: str
+    size: int
+    used: int
+    status: str
+
+
+class Totals(NamedTuple):
+    """Figures of the whole pool, bytes where not said otherwise."""
+
+    key_count: int
+    soft_pinned: int
+    allocated_bytes: int
+    capacity_bytes: int
+    quarantined_bytes: int
+    read_leases: int
+    waiting_puts: int
+    open_puts: int
+    discarded_bytes: int
+    clients: int
+
+
+class Directory:
+    def __init__(
+        self,
+        config: MasterConfig,
+        counters: Counters,
+        clock: Callable[[], float] = boot_clock,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.config = config
+        self.counters = counters
+        self.clock = clock
+        now = clock()
+        self.pool = Pool(term=int(wall() * 1000))
+        self.tombstones = Tombstones(config.recovery_window_s, now)
+        self.catalog = Catalog(config, counters, self.pool, self.tombstones)
+        self.puts = Puts()
+        self.granting = Granting(config, counters, self.pool, self.catalog, self.puts)
+        self.recovery = Recovery(self.pool, self.catalog, self.granting, self.tombstones, clock, wall)
+        self.clients = Clients(config.client_gone_s)
+        self.background: deque[Iterator[None]] = deque()
+        self._next_check = now
+
+    # -- views, without any effect
+
+    @property
+    def term(self) -> int:
+        return self.pool.term
+
+    @property
+    def quarantined_bytes(self) -> int:
+        return self.pool.quarantined
+
+    def segments(self) -> list[SegmentView]:
+        return [
+            SegmentView(
+                s.name, s.number, s.client, s.host, s.info.tcp, s.info.protocol, s.size, s.allocator.used,
+                "SUSPECT" if s.suspect else "OK" if s.filled else "FILLING",
+            )
+            for s in self.pool.segments.values()
+        ]  # fmt: skip
+
+    def totals(self) -> Totals:
+        pool, catalog = self.pool, self.catalog
+        return Totals(
+            key_count=len(catalog.objects),
+            soft_pinned=catalog.soft_pinned,
+            allocated_bytes=pool.used,
+            capacity_bytes=pool.capacity,
+            quarantined_bytes=pool.quarantined,
+            read_leases=len(catalog.reads),
+            waiting_puts=self.granting.waiting,
+            open_puts=len(self.puts.by_seq),
+            discarded_bytes=sum(s.quarantined - s.coming for s in pool.segments.values()),
+            clients=len(self.clients),
+        )
+
+    def keys(self) -> Iterator[list[str]]:
+        """All readable keys in lists of at most 2,000; other things may happen between two lists."""
+        for objects in self.catalog.objects.slices():
+            yield [obj.key for obj in objects]
+
+    def peek(self, key: str) -> Found | None:
+        """Where a value is, without leasing it; `states` filled.  None: it cannot be read."""
+        obj = self.catalog.objects.get(key)
+        return None if obj is None else _found(obj, with_states=True)
+
+    def segment_infos(self, numbers: list[int]) -> list[SegmentInfo]:
+        segments = self.pool.segments
+        return [segments[number].info for number in numbers if number in segments]
+
+    # -- reading
+
+    def exist(self, keys: list[str], now: float) -> bytes:
+        """One byte a key: 1 readable, and now under a probe lease."""
+        found = self.catalog.objects.find_many(keys)
+        if self.catalog.purging:
+            found = [None if obj is None or not _readable(obj) else obj for obj in found]
+        self.catalog.probes.touch([obj for obj in found if obj is not None], now)
+        return bytes([obj is not None for obj in found])
+
+    def begin_read(self, now: float) -> ReadLease:
+        """The lease for one GetStart; end it at once if nothing was found."""
+        return self.catalog.reads.begin(now)
+
+    def read(self, keys: list[str], lease: ReadLease, now: float) -> list[int | Found]:
+        """Where the values are; those found are under `lease` and a probe lease."""
+        answers, objects = self._find(keys, with_states=False)
+        self.catalog.lease_for_reading(objects, lease, now)
+        size = sum([obj.size for obj in objects])
+        counters, hits = self.counters, len(objects)
+        counters["total_get_nums_"] += len(keys)
+        counters["valid_get_nums_"] += hits
+        counters["mem_cache_hit_nums_"] += hits
+        counters["mem_cache_hit_bytes_total"] += size
+        return answers
+
+    def query(self, keys: list[str], now: float) -> list[int | Found]:
+        """As read with each replica's state, under probe leases only."""
+        answers, objects = self._find(keys, with_states=True)
+        self.catalog.probes.touch(objects, now)
+        return answers
+
+    def end_read(self, numbers: list[int], now: float) -> None:
+        for number in numbers:
+            self.catalog.end_reading(number, now)
+
+    def _find(self, keys: list[str], *, with_states: bool) -> tuple[list[int | Found], list[Object]]:
+        answers: list[int | Found] = []
+        objects: list[Object] = []
+        for key, obj in zip(keys, self.catalog.objects.find_many(keys), strict=True):
+            found = None if obj is None else _found(obj, with_states=with_states)
+            if obj is not None and found is not None:
+                answers.append(found)
+                objects.append(obj)
+            elif key in self.puts.by_key:
+                answers.append(-703)
+            else:
+                answers.append(-704)
+        return answers, objects
+
+    # -- the end of a put
+
+    def lost_replicas(self, lost: list[int]) -> dict[int, set[int]]:
+        """[seq, replica, ...] of PutEnd as a set a put."""
+        by_seq: dict[int, set[int]] = {}
+        for i in range(0, len(lost) - 1, 2):
+            by_seq.setdefault(lost[i], set()).add(lost[i + 1])
+        return by_seq
+
+    def end_puts(self, seqs: list[int], lost: dict[int, set[int]], client: Client, now: float) -> list[int]:
+        """These puts' values are whole, but for the `lost` replicas.  The first shall leave last."""
+        return [self._end_put(seq, lost.get(seq), client, now) for seq in reversed(seqs)][::-1]
+
+    def _end_put(self, seq: int, lost: set[int] | None, client: Client, now: float) -> int:
+        put = self.puts.by_seq.get(seq)
+        if put is None:
+            name = self.puts.ended_by(seq)
+            if name is None:
+                return ErrorCode.INVALID_WRITE
+            return ErrorCode.OK if name == client.name else ErrorCode.ILLEGAL_CLIENT
+        if put.client is not client:
+            return ErrorCode.ILLEGAL_CLIENT
+        obj = put.obj
+        if lost or obj.segment is None or not obj.segment.mounted:
+            dead = lost or set()
+            if not self.catalog.lose_replicas(obj, lambda i, r: i in dead or not is_mounted(r), now):
+                self.granting.revoke(put, now)
+                return ErrorCode.REPLICA_IS_GONE
+        existing = self.catalog.objects.get(obj.key)
+        if existing is not None:  # announced by a segment that returned meanwhile
+            self.catalog.forget(existing, now)
+        self.catalog.insert(obj, put.group, now + put.soft_pin_s if put.soft_pin_s else 0.0, now)
+        self.granting.close(put)
+        if put.group:
+            self.catalog.settle(obj.unit(), now)
+        self.puts.remember(put)
+        counters = self.counters
+        counters.value_sizes[min((obj.size - 1).bit_length(), 63)] += 1
+        counters.value_bytes += obj.size
+        return ErrorCode.OK
+
+    def revoke_puts(self, seqs: list[int], client: Client, now: float) -> list[int]:
+        """Forget these puts."""
+        codes = []
+        for seq in seqs:
+            put = self.puts.by_seq.get(seq)
+            if put is None:
+                codes.append(int(ErrorCode.INVALID_WRITE))
+            elif put.client is not client:
+                codes.append(int(ErrorCode.ILLEGAL_CLIENT))
+            else:
+                self.granting.revoke(put, now)
+                codes.append(int(ErrorCode.OK))
+        return codes
+
+    # -- removing
+
+    def remove(self, keys: list[str], force: bool, now: float) -> list[int]:
+        return [self._remove(key, force, now) for key in keys]
+
+    def _remove(self, key: str, force: bool, now: float) -> int:
+        obj = self.catalog.objects.get(key)
+        if obj is None:
+            if key in self.puts.by_key:
+                return ErrorCode.REPLICA_IS_NOT_READY
+            self.tombstones.note(key, self.granting.last_seq)
+            return ErrorCode.OBJECT_NOT_FOUND
+        if not force and _is_leased(obj, now):
+            return ErrorCode.OBJECT_HAS_LEASE
+        self.catalog.forget(obj, now)
+        return ErrorCode.OK
+
+    def remove_all(self, force: bool) -> Generator[None, None, int]:
+        """Remove every value (that is not leased); how many, in steps."""
+        if force:
+            self.tombstones.raise_floor(self.granting.last_seq)
+        return self._remove_if(lambda _: True, force)
+
+    def remove_regex(self, pattern: str, force: bool) -> Generator[None, None, int]:
+        """Remove the values in whose keys `pattern` is found; how many, in steps.  Linear in the key's length."""
+        import re2
+
+        options = re2.Options()
+        options.log_errors = False
+        try:
+            search = re2.compile(pattern, options).search
+        except re2.error:
+            raise StoreError(ErrorCode.INVALID_PARAMS, f"{pattern[:200]!r} is not a pattern of RE2") from None
+        return self._remove_if(lambda key: search(key) is not None, force)
+
+    def _remove_if(self, matches: Callable[[str], bool], force: bool) -> Generator[None, None, int]:
+        removed = 0
+        for some in self.catalog.objects.slices():
+            for at in range(0, len(some), _REMOVED_AT_ONCE):
+                now = self.clock()
+                for obj in some[at : at + _REMOVED_AT_ONCE]:
+                    if obj.flags & GONE or (not force and _is_leased(obj, now)):
+                        continue
+                    if matches(obj.key):
+                        self.catalog.forget(obj, now)
+                        removed += 1
+                yield
+        return removed
+
+    # -- members
+
+    def mount(
+        self, info: SegmentInfo, term: int, lease_ms: int, send: Callable[[Kill], None], now: float
+    ) -> tuple[Segment, bool]:
+        """A server serves a segment, and last served it under master `term`.  Second: nothing is to be announced.
+
+        Raises StoreError INVALID_VERSION if our term was too low; it is higher now, so the server shall
+        say Hello again.
+        """
+        if info.segment <= 0 or not 0 < info.size < 1 << 56 or not info.name:
+            raise StoreError(ErrorCode.INVALID_PARAMS, f"impossible segment {info.name!r} of {info.size} bytes")
+        if term > self.pool.term:
+            self.pool.term = term + 1
+            self.granting.skip_to(self.pool.term << 19)
+            self.pool.refresh(now)
+            raise StoreError(ErrorCode.INVALID_VERSION, f"term is {self.pool.term} from now on; say Hello again")
+        known = self.pool.segments.get(info.segment)
+        if known is not None:
+            if known.send is not None and known.client != info.client:
+                raise StoreError(ErrorCode.SEGMENT_ALREADY_EXISTS, f"segment {info.name} is served already")
+            if known.term == term and known.filled and known.size == info.size:
+                self._resume(known, info, send, now)
+                return known, True
+            self._lose(known, now)
+        segment = Segment(info, self.pool.term, now, known=term == 0)
+        segment.send = send
+        segment.first_seq = self.granting.last_seq + 1
+        segment.old_until = now + max(lease_ms, self.config.lease_ms) / 1000 if term else now
+        self.pool.add(segment, now)
+        log.info("client_id=%s, action=mount_segment, segment_name=%s", info.client, info.name)
+        return segment, term == 0
+
+    def _resume(self, segment: Segment, info: SegmentInfo, send: Callable[[Kill], None], now: float) -> None:
+        segment.info, segment.name, segment.client, segment.host = info, info.name, info.client, info.host
+        segment.send, segment.heard, segment.term = send, now, self.pool.term
+        self.pool.post_again(segment)
+        self.catalog.unpark(segment, now)
+        self.pool.refresh(now)
+        log.info("client_id=%s, action=remount_segment, segment_name=%s", info.client, info.name)
+
+    def announce(self, segment: Segment, records: list[Record], last: bool) -> Iterator[None]:
+        return self.recovery.announce(segment, records, last)
+
+    def heartbeat(self, segment: Segment, now: float) -> bool:
+        """Whether `segment` is mounted (still, by this server)."""
+        if not segment.mounted:
+            return False
+        segment.heard = now
+        return True
+
+    def disconnect(self, segment: Segment, now: float) -> None:
+        """The connection of its server was closed."""
+        if segment.mounted:
+            segment.send = None
+            segment.deadline = now + min(self.config.client_ttl_s, self.config.closed_ttl_s)
+            self.pool.refresh(now)
+
+    def unmount(self, segment: Segment, now: float) -> None:
+        """Its server gives the segment up: its values are gone (`background` has the rest of the work)."""
+        if segment.mounted:
+            log.info("client_id=%s, action=unmount_segment, segment_name=%s", segment.client, segment.name)
+            self._drop(segment, now)
+
+    def _lose(self, segment: Segment, now: float) -> None:
+        self.tombstones.lost(segment.number, {slot: d.seq for slot, d in segment.doomed.items()}, now)
+        self._drop(segment, now)
+
+    def _drop(self, segment: Segment, now: float) -> None:
+        self.pool.drop(segment, now)
+        self.recovery.forget(segment)
+        for put in list(self.puts.by_seq.values()):
+            if not any(is_mounted(replica) for replica in replicas(put.obj)):
+                self.granting.revoke(put, now)
+        self.background.append(self.catalog.purge(segment, self.clock))
+
+    def killed(self, segment: Segment, slots: list[int], seqs: list[int]) -> None:
+        """An owner confirms kills; puts may have been waiting for it (`granting.serve`)."""
+        self.pool.killed(segment, slots, seqs)
+
+    # -- time
+
+    @property
+    def busy(self) -> bool:
+        return self.granting.busy or bool(self.catalog.probes) or bool(self.catalog.reads)
+
+    def tick(self, now: float) -> None:
+        """Whatever is due."""
+        self.catalog.end_leases(now, _ENDED_AT_ONCE)
+        self.catalog.end_soft_pins(now, _ENDED_AT_ONCE)
+        self.pool.kill_due(now, _ENDED_AT_ONCE)
+        if now >= self._next_check:
+            self._next_check = now + 0.25
+            self._check(now)
+
+    def _check(self, now: float) -> None:
+        for segment in list(self.pool.segments.values()):
+            deadline = segment.deadline if segment.suspect else segment.heard + self.config.client_ttl_s
+            if now >= deadline:
+                log.info("client_id=%s, action=client_expired", segment.client)
+                log.info("action=unmount_expired_mem_segment, segment_name=%s", segment.name)
+                self._lose(segment, now)
+        self.pool.refresh(now)
+        while (client := self.clients.gone(now)) is not None:
+            for seq in sorted(client.puts):
+                self.granting.revoke(self.puts.by_seq[seq], now)
+        while (put := self.puts.oldest()) is not None and self._is_forgotten(put, now):
+            self.counters["master_put_start_release_cnt"] += 1
+            self.granting.revoke(put, now)
+        self.recovery.give_up(now - self.config.assembly_s, now)
+        self.tombstones.expire(now, self.granting.last_seq)
+
+    def _is_forgotten(self, put: Put, now: float) -> bool:
+        return now - put.started >= self.config.put_start_release_timeout_s
+
+
+def _is_leased(obj: Object, now: float) -> bool:
+    group = obj.group
+    return obj.lease > now or obj.readers > 0 or (group is not None and group.lease > now)
+
+
+def _readable(obj: Object) -> bool:
+    return any(is_mounted(replica) for replica in replicas(obj))
+
+
+def _found(obj: Object, *, with_states: bool) -> Found | None:
+    """What a reader is told; None if no replica is left."""
+    segment = obj.segment
+    if segment is not None:
+        if not segment.mounted:
+            return None
+        places = [[segment.number, obj.offset, obj.size]]
+    else:
+        whole: list[Replica] = [replica for replica in obj.replicas if is_mounted(replica)]
+        if not whole:
+            return None
+        places = [place(replica) for replica in whole]
+    return Found(obj.size, places, [COMPLETE] * len(places) if with_states else [])

@@ -1,0 +1,261 @@
+# ruff: noqa: E501 -- one row a flag
+"""The table of the master's flags: name, type, default, meaning, and what this version lacks.
+
+One row per flag; the command line, the config file, `--help` and docs/configuration.md are all made from it.
+Names, types and defaults are those of the drop-in surface.
+"""
+
+import enum
+import math
+import os
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from mooncake.config_text import shown
+
+Value = bool | int | float | str
+
+
+class Kind(enum.Enum):
+    """A flag's type, as `--help` names it; whole numbers carry their range."""
+
+    BOOL = "bool"
+    INT32 = "int32"
+    INT64 = "int64"
+    UINT32 = "uint32"
+    UINT64 = "uint64"
+    DOUBLE = "double"
+    STRING = "string"
+    DURATION = "duration"  # milliseconds, or text such as 500ms, 10s, 5m, 1h
+
+
+WHOLE_RANGES: dict[Kind, tuple[int, int]] = {
+    Kind.INT32: (-(1 << 31), (1 << 31) - 1),
+    Kind.INT64: (-(1 << 63), (1 << 63) - 1),
+    Kind.UINT32: (0, (1 << 32) - 1),
+    Kind.UINT64: (0, (1 << 64) - 1),
+}
+
+
+class Capability(NamedTuple):
+    """Something this version cannot do.  `switch` is the flag that turns it on, "" if it has none."""
+
+    name: str
+    switch: str = ""
+
+
+HIGH_AVAILABILITY = Capability("high availability (several masters)", "enable_ha")
+OPLOG = Capability("the replicated operation log", "enable_oplog")
+SNAPSHOTS = Capability("snapshots of the directory", "enable_snapshot")
+SSD_TIER = Capability("the SSD tier", "enable_offload")
+PROMOTION = Capability("promotion from the SSD tier", "promotion_on_hit")
+FILE_TIER = Capability("a shared file system as storage tier")
+NVME_OF = Capability("NVMe-over-fabrics segments")
+CXL = Capability("CXL memory", "enable_cxl")
+CACHELIB = Capability("the cachelib allocator")
+DYNAMIC_REPLICATION = Capability("dynamic replication", "dynamic_replication_mode")
+KV_EVENTS = Capability("the KV event publisher", "enable_kv_events")
+TENANTS = Capability("tenants with quotas", "enable_multi_tenants")
+METADATA_SERVER = Capability("the built-in HTTP metadata server", "enable_http_metadata_server")
+TASKS = Capability("copy and move tasks")
+
+
+class Flag(NamedTuple):
+    """One row.  `lacks`: any value but the default is refused, for want of this capability; `lacks_choice`: some
+    of the choices are.  `inert`: why a value is accepted though it changes nothing here."""
+
+    name: str
+    kind: Kind
+    default: Value
+    text: str
+    lacks: Capability | None = None
+    inert: str = ""
+    choices: tuple[str, ...] = ()
+    lacks_choice: Mapping[str, Capability] = MappingProxyType({})
+    least: float | None = None
+    most: float | None = None
+    file_name: str = ""  # in the config file, where that differs
+    in_file: bool = True
+
+    @property
+    def field(self) -> str:
+        """Its name in the config file."""
+        return self.file_name or self.name
+
+    @property
+    def default_text(self) -> str:
+        """The default as one would write it."""
+        if isinstance(self.default, bool):
+            return "true" if self.default else "false"
+        return f'"{self.default}"' if self.kind in (Kind.STRING, Kind.DURATION) else str(self.default)
+
+    @property
+    def wanted(self) -> str:
+        """What its values are, for "expected ..."."""
+        if self.kind is Kind.BOOL:
+            return "true or false"
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        if self.kind is Kind.STRING:
+            return "text"
+        noun = {Kind.DOUBLE: "a number", Kind.DURATION: "milliseconds (or text such as 10s)"}.get(
+            self.kind, "a whole number"
+        )
+        least, most = self._range
+        if most is None:
+            return noun if least is None else f"{noun} of at least {least}"
+        return f"{noun} from {least} to {most}"
+
+    @property
+    def _range(self) -> tuple[float | None, float | None]:
+        least, most = WHOLE_RANGES.get(self.kind, (None, None))
+        return least if self.least is None else self.least, most if self.most is None else self.most
+
+    def check(self, value: Value) -> Value:
+        """`value`, which has the right type; ValueError "expected ..." if it is out of range."""
+        if self.choices and value not in self.choices:
+            raise ValueError(f"expected {self.wanted}, but found {shown(value)}")
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            least, most = self._range
+            if not math.isfinite(value) or (least is not None and value < least) or (most is not None and value > most):
+                raise ValueError(f"expected {self.wanted}, but found {shown(value)}")
+        return value
+
+
+def _port(name: str, default: int, text: str, lacks: Capability | None = None) -> Flag:
+    return Flag(name, Kind.INT32, default, text, lacks, least=0, most=65535)
+
+
+def _ratio(name: str, default: float, text: str, lacks: Capability | None = None) -> Flag:
+    return Flag(name, Kind.DOUBLE, default, text, lacks, least=0.0, most=1.0)
+
+
+BOOL, INT32, INT64, UINT32, UINT64 = Kind.BOOL, Kind.INT32, Kind.INT64, Kind.UINT32, Kind.UINT64
+DOUBLE, STRING, DURATION = Kind.DOUBLE, Kind.STRING, Kind.DURATION
+
+_ONE_LOOP = "the master is one event loop; the figure is only logged"
+_ONE_CLUSTER = "a name for logs only, without high availability and file storage"
+
+# fmt: off
+FLAGS: tuple[Flag, ...] = (
+    # RPC service
+    Flag("config_path", STRING, "", "Configuration file, JSON or YAML (.yaml, .yml); flags given on the command line win", in_file=False),
+    _port("port", 50051, "Port of the master service (deprecated, use rpc_port)"),
+    _port("rpc_port", 0, "Port of the master service (0: use port)"),
+    Flag("rpc_address", STRING, "0.0.0.0", "Address the master service listens on"),
+    Flag("rpc_interface", STRING, "", "Network interface whose IPv4 address the master service listens on, instead of rpc_address"),
+    Flag("max_threads", INT32, 16, "Number of RPC threads (deprecated, use rpc_thread_num)", inert=_ONE_LOOP, least=0),
+    Flag("rpc_thread_num", INT32, 0, "Number of RPC threads (0: max_threads, at most the number of cores)", inert=_ONE_LOOP, least=0),
+    Flag("rpc_conn_timeout_seconds", INT32, 0, "Close RPC connections that were silent for so many seconds (0: never)",
+         inert="connections are kept until their client goes", least=0),
+    Flag("rpc_enable_tcp_no_delay", BOOL, True, "Set TCP_NODELAY on RPC connections", inert="it is always set"),
+    # Metrics and administration
+    Flag("enable_metric_reporting", BOOL, True, "Log a line of metrics every 10 seconds"),
+    _port("metrics_port", 9003, "Port of the HTTP metrics and administration server"),
+    Flag("metrics_host", STRING, "0.0.0.0", 'Address the HTTP metrics and administration server listens on ("::" for IPv6 and IPv4)'),
+    # Leases, pins, membership
+    Flag("default_kv_lease_ttl", DURATION, 10_000, "Read lease of an object: milliseconds, or a number with ms, s, m or h", least=1),
+    Flag("default_kv_soft_pin_ttl", DURATION, 1_800_000, "Soft pin of an object, likewise"),
+    Flag("max_kv_soft_pin_ttl", DURATION, 86_400_000, "Longest soft pin that a put may ask for, likewise"),
+    Flag("client_ttl", INT64, 10, "Seconds without a sign of life after which a client's segments are unmounted", least=1,
+         file_name="client_live_ttl_sec"),
+    Flag("put_start_discard_timeout_sec", UINT64, 30, "Seconds after which an unfinished put may be replaced by another of the same key"),
+    Flag("put_start_release_timeout_sec", UINT64, 600, "Seconds after which an unfinished put gives its room back at the latest"),
+    # Placement and eviction
+    Flag("allocation_strategy", STRING, "random", "How a segment is chosen for a replica",
+         choices=("random", "free_ratio_first", "local_first", "ssd_free_ratio_first", "cxl"),
+         lacks_choice={"ssd_free_ratio_first": SSD_TIER, "cxl": CXL}),
+    Flag("memory_allocator", STRING, "offset", "Allocator of segment memory", choices=("offset", "cachelib"),
+         lacks_choice={"cachelib": CACHELIB}),
+    Flag("allow_evict_soft_pinned_objects", BOOL, True, "Evict soft-pinned objects when nothing else can be evicted"),
+    _ratio("eviction_ratio", 0.05, "Share of the pool that one eviction frees at least"),
+    _ratio("eviction_high_watermark_ratio", 0.9, "Share of the pool in use above which eviction starts ahead of demand (1: only on demand)"),
+    Flag("cluster_id", STRING, "mooncake_cluster", "Name of this cluster", inert=_ONE_CLUSTER),
+    # Tasks
+    Flag("max_total_finished_tasks", UINT32, 10_000, "Finished tasks to remember", TASKS),
+    Flag("max_total_pending_tasks", UINT32, 10_000, "Tasks that may wait", TASKS),
+    Flag("max_total_processing_tasks", UINT32, 10_000, "Tasks that may run", TASKS),
+    Flag("pending_task_timeout_sec", UINT64, 300, "Seconds a task may wait (0: for ever)", TASKS),
+    Flag("processing_task_timeout_sec", UINT64, 300, "Seconds a task may run (0: for ever)", TASKS),
+    Flag("max_retry_attempts", UINT32, 10, "Attempts at a failed task", TASKS),
+    # SSD and file tiers
+    Flag("enable_offload", BOOL, False, "Keep objects on SSDs too", SSD_TIER),
+    Flag("offload_on_evict", BOOL, False, "Write an object to SSD when it is evicted, not when it is put", SSD_TIER),
+    Flag("offload_force_evict", BOOL, False, "Evict objects that exceed the offload cap unwritten", SSD_TIER),
+    Flag("offloading_queue_limit", UINT64, 50_000, "Objects that may wait for one SSD", SSD_TIER),
+    Flag("offload_cap_ratio", DOUBLE, 0.5, "Share of offloading_queue_limit that one eviction may queue", SSD_TIER),
+    Flag("promotion_on_hit", BOOL, False, "Bring an object on SSD back to memory when it is read", PROMOTION),
+    Flag("promotion_admission_threshold", UINT32, 2, "Reads before an object is promoted", PROMOTION),
+    Flag("promotion_queue_limit", UINT32, 50_000, "Promotions in flight", PROMOTION),
+    Flag("promotion_max_per_heartbeat", UINT32, 1, "Promotions one client is given at a time", PROMOTION),
+    Flag("enable_disk_eviction", BOOL, True, "Evict from disks that are full", SSD_TIER),
+    Flag("quota_bytes", UINT64, 0, "Bytes of disk to use (0: 90 % of the disk)", SSD_TIER),
+    Flag("root_fs_dir", STRING, "", "Directory of a shared file system that keeps a copy of every object", FILE_TIER),
+    Flag("global_file_segment_size", INT64, (1 << 63) - 1, "Bytes of the shared file system to use", FILE_TIER),
+    Flag("nof_eviction_ratio", DOUBLE, 0.05, "As eviction_ratio, of NVMe-oF segments", NVME_OF),
+    Flag("nof_eviction_high_watermark_ratio", DOUBLE, 0.9, "As eviction_high_watermark_ratio, of NVMe-oF segments", NVME_OF),
+    Flag("nof_heartbeat_interval_sec", INT64, 10, "Seconds between probes of an NVMe-oF segment", NVME_OF),
+    Flag("nof_heartbeat_probe_timeout_ms", UINT32, 1000, "Milliseconds a probe of an NVMe-oF segment may take", NVME_OF),
+    Flag("nof_heartbeat_failures_threshold", UINT32, 3, "Failed probes before an NVMe-oF segment is unmounted", NVME_OF),
+    Flag("enable_cxl", BOOL, False, "Use CXL memory", CXL),
+    Flag("cxl_path", STRING, "/dev/dax0.0", "Device of the CXL memory", CXL),
+    Flag("cxl_size", UINT64, 8 << 30, "Bytes of CXL memory", CXL),
+    # High availability
+    Flag("enable_ha", BOOL, False, "Run as one of several masters", HIGH_AVAILABILITY),
+    Flag("ha_backend_type", STRING, "etcd", "Where masters elect their leader: etcd, redis or k8s", HIGH_AVAILABILITY),
+    Flag("ha_backend_connstring", STRING, "", "How to reach that back end", HIGH_AVAILABILITY),
+    Flag("etcd_endpoints", STRING, "", "Addresses of etcd, separated by semicolons", HIGH_AVAILABILITY),
+    Flag("pod_name", STRING, os.environ.get("POD_NAME", ""), "Pod name for Kubernetes (default: $POD_NAME)", HIGH_AVAILABILITY),
+    Flag("pod_namespace", STRING, os.environ.get("POD_NAMESPACE", ""), "Pod namespace for Kubernetes (default: $POD_NAMESPACE)", HIGH_AVAILABILITY),
+    Flag("enable_oplog", BOOL, False, "Replicate the directory's changes to the other masters", OPLOG),
+    Flag("oplog_poll_interval_ms", INT32, 1000, "Milliseconds between a standby's polls", OPLOG),
+    Flag("oplog_batch_max_entries", UINT32, 1024, "Entries of one batch of the log", OPLOG),
+    Flag("batch_oplog_retry_timeout_sec", UINT32, 180, "Seconds a standby retries", OPLOG),
+    Flag("enable_snapshot", BOOL, False, "Write the directory to storage at intervals", SNAPSHOTS),
+    Flag("enable_snapshot_restore", BOOL, False, "Start from the last snapshot", SNAPSHOTS),
+    Flag("snapshot_interval_seconds", UINT64, 600, "Seconds between snapshots", SNAPSHOTS),
+    Flag("snapshot_child_timeout_seconds", UINT64, 300, "Seconds that writing one may take", SNAPSHOTS),
+    Flag("snapshot_retention_count", UINT32, 2, "Snapshots to keep", SNAPSHOTS),
+    Flag("snapshot_backup_dir", STRING, "", "Local directory with copies of snapshots", SNAPSHOTS),
+    Flag("snapshot_object_store_type", STRING, "", "Where snapshots lie: local or s3", SNAPSHOTS),
+    Flag("snapshot_payload_store_type", STRING, "", "Deprecated name of snapshot_object_store_type", SNAPSHOTS),
+    Flag("snapshot_payload_backend_type", STRING, "", "Deprecated name of snapshot_object_store_type", SNAPSHOTS),
+    Flag("snapshot_catalog_store_type", STRING, "", "Where the list of snapshots lies: embedded or redis", SNAPSHOTS),
+    Flag("snapshot_catalog_backend_type", STRING, "", "Deprecated name of snapshot_catalog_store_type", SNAPSHOTS),
+    Flag("snapshot_catalog_store_connstring", STRING, "", "How to reach that list", SNAPSHOTS),
+    Flag("snapshot_catalog_backend_connstring", STRING, "", "Deprecated name of snapshot_catalog_store_connstring", SNAPSHOTS),
+    # Tenants, replication, events, metadata
+    Flag("enable_multi_tenants", BOOL, False, "Give each tenant keys and a quota of its own", TENANTS),
+    Flag("tenant_quota_connector_type", STRING, "file", "Where the tenants' quotas are kept: file or etcd", TENANTS),
+    Flag("tenant_quota_connector_uri", STRING, "", "How to reach them", TENANTS),
+    Flag("dynamic_replication_mode", STRING, "off", "Copy objects that are read often: off, observe or enforce", DYNAMIC_REPLICATION),
+    Flag("dynamic_replication_heat_window_seconds", UINT32, 10, "Seconds over which reads are counted", DYNAMIC_REPLICATION),
+    Flag("dynamic_replication_admission_qps_threshold", DOUBLE, 0.8, "Reads a second that make another copy", DYNAMIC_REPLICATION),
+    Flag("dynamic_replication_max_memory_replicas", UINT64, 2, "Copies an object may get", DYNAMIC_REPLICATION),
+    Flag("enable_kv_events", BOOL, False, "Publish what is stored and removed over ZMQ", KV_EVENTS),
+    Flag("kv_events_bind_endpoint", STRING, "", "Address of the publisher, such as tcp://0.0.0.0:5557", KV_EVENTS),
+    Flag("kv_events_backend_id", STRING, "", "Name of this pool in the events", KV_EVENTS),
+    Flag("kv_events_queue_capacity", UINT32, 65_536, "Events that may wait", KV_EVENTS),
+    Flag("kv_events_emit_legacy_compat", BOOL, True, "Add the fields that vLLM and SGLang use", KV_EVENTS),
+    Flag("kv_events_emit_object_key", BOOL, True, "Add the object's key", KV_EVENTS),
+    Flag("kv_events_model_name", STRING, "", "Deprecated: not part of events", KV_EVENTS),
+    Flag("kv_events_tenant_id", STRING, "default", "Deprecated: not part of events", KV_EVENTS),
+    Flag("kv_events_additional_salt", STRING, "", "Deprecated: not part of events", KV_EVENTS),
+    Flag("kv_events_lora_name", STRING, "", "Deprecated: not part of events", KV_EVENTS),
+    Flag("kv_events_block_size", UINT32, 0, "Deprecated: not part of events", KV_EVENTS),
+    Flag("kv_events_dp_rank", UINT32, 0, "Deprecated: not part of events", KV_EVENTS),
+    Flag("enable_http_metadata_server", BOOL, False, "Serve the transfer engine's metadata too", METADATA_SERVER),
+    Flag("http_metadata_server_port", INT32, 8080, "Port of the metadata server", METADATA_SERVER),
+    Flag("http_metadata_server_host", STRING, "0.0.0.0", "Address the metadata server listens on", METADATA_SERVER),
+    Flag("enable_metadata_cleanup_on_timeout", BOOL, False, "Remove a lost client's metadata", METADATA_SERVER),
+    # Logging (glog's names)
+    Flag("log_dir", STRING, "", "Directory of a journal file mooncake_master.*, instead of stderr"),
+    Flag("logtostderr", BOOL, False, "Log to stderr only, whatever log_dir says"),
+    Flag("alsologtostderr", BOOL, False, "Log to stderr as well when log_dir is set"),
+    Flag("stderrthreshold", INT32, 2, "Log lines of this level and above go to stderr too when log_dir is set", least=0, most=3),
+    Flag("minloglevel", INT32, 0, "Leave out log lines below this level (0 info, 1 warning, 2 error, 3 fatal)", least=0, most=3),
+    Flag("v", INT32, 0, "Verbosity: 1 and above add debugging lines"),
+)
+# fmt: on
+BY_NAME: dict[str, Flag] = {flag.name: flag for flag in FLAGS}

@@ -1,0 +1,118 @@
+"""Who may still be looking at what.
+
+    probe lease   Exist, Query and GetStart: until `unit.lease`; blocks an unforced removal and eviction.
+    read lease    GetStart: its objects' `readers` count until it is handed back or has run out; while one is left,
+                  no byte of theirs is reused.
+
+All leases last equally long, so both kinds end in the order in which they began.  Probe leases of 10 ms share one end
+(rounded up): its float is also the mark by which the list knows the units that were not leased again since.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import msgspec
+
+from mooncake.master.objects import Object, Unit
+
+_SHARED_S = 0.01
+
+
+class ProbeLeases:
+    """Units under a probe lease, by its end."""
+
+    def __init__(self, ttl: float) -> None:
+        self.ttl = ttl
+        self._next = -1.0  # from then on a new end is needed
+        self._end = 0.0
+        self._units: list[Unit] = []
+        self._by_end: deque[tuple[float, list[Unit]]] = deque()
+        self._at = 0  # first of the oldest list that is not looked at yet
+
+    def __bool__(self) -> bool:
+        return bool(self._by_end)
+
+    def touch(self, objects: list[Object], now: float) -> None:
+        """Lease the units of `objects`, the first of which shall leave last."""
+        if now >= self._next:
+            self._begin(now)
+        end = self._end
+        add = self._units.append
+        for obj in reversed(objects):
+            if obj.lease is not end:
+                obj.lease = end
+                group = obj.group
+                if group is None:
+                    add(obj)
+                elif group.lease is not end:
+                    group.lease = end
+                    add(group)
+
+    def _begin(self, now: float) -> None:
+        self._end = now + _SHARED_S + self.ttl
+        self._units = []
+        self._by_end.append((self._end, self._units))
+        self._next = now + _SHARED_S
+
+    def ended(self, now: float, limit: int) -> list[Unit]:
+        """Up to `limit` units whose last lease has ended, in order."""
+        units: list[Unit] = []
+        while self._by_end and self._by_end[0][0] <= now and len(units) < limit:
+            end, leased = self._by_end[0]
+            stop = self._at + limit - len(units)
+            units += [unit for unit in leased[self._at : stop] if unit.lease is end]
+            self._at = stop
+            if stop >= len(leased):
+                self._by_end.popleft()
+                self._at = 0
+        return units
+
+    def break_oldest(self, latest_grant: float) -> Unit | None:
+        """End the oldest lease that nobody is reading under; None if no lease was granted before `latest_grant`."""
+        while self._by_end and self._by_end[0][0] - self.ttl <= latest_grant:
+            end, leased = self._by_end[0]
+            while self._at < len(leased):
+                unit = leased[self._at]
+                self._at += 1
+                if unit.lease is end and not unit.readers:
+                    unit.lease = 0.0
+                    return unit
+            self._by_end.popleft()
+            self._at = 0
+        return None
+
+
+class ReadLease(msgspec.Struct, gc=False, eq=False):
+    number: int
+    end: float
+    objects: list[Object]
+
+
+class ReadLeases:
+    """Open read leases by number, in the order of their ends.  Numbers are never used again, under no master."""
+
+    def __init__(self, ttl: float, first: int) -> None:
+        self._ttl = ttl
+        self._number = first
+        self._open: dict[int, ReadLease] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def begin(self, now: float) -> ReadLease:
+        self._number += 1
+        lease = ReadLease(self._number, now + self._ttl, [])
+        self._open[self._number] = lease
+        return lease
+
+    def end(self, number: int) -> list[Object]:
+        """What was under this lease; nothing if it had ended."""
+        lease = self._open.pop(number, None)
+        return [] if lease is None else lease.objects
+
+    def ended(self, now: float) -> ReadLease | None:
+        """The oldest lease if it has run out; it stays open."""
+        for lease in self._open.values():
+            return lease if lease.end <= now else None
+        return None

@@ -1,0 +1,129 @@
+"""The names of all metrics that /metrics shows besides the process's own, with what they mean.
+
+They are those of the drop-in surface, to the letter, plus ours (mooncake_...).  A metric of a capability that
+is not here stays at zero.
+"""
+
+_REQUESTS = {
+    "exist_key": "ExistKey",
+    "put_start": "PutStart",
+    "put_end": "PutEnd",
+    "put_revoke": "PutRevoke",
+    "get_replica_list": "GetReplicaList",
+    "get_replica_list_by_regex": "GetReplicaListByRegex",
+    "remove": "Remove",
+    "remove_by_regex": "RemoveByRegex",
+    "remove_all": "RemoveAll",
+    "mount_segment": "MountSegment",
+    "unmount_segment": "UnmountSegment",
+    "remount_segment": "RemountSegment",
+    "ping": "Ping",
+    "copy_start": "CopyStart",
+    "copy_end": "CopyEnd",
+    "copy_revoke": "CopyRevoke",
+    "move_start": "MoveStart",
+    "move_end": "MoveEnd",
+    "move_revoke": "MoveRevoke",
+    "evict_disk_replica": "EvictDiskReplica",
+    "create_copy_task": "CreateCopyTask",
+    "create_move_task": "CreateMoveTask",
+    "query_task": "QueryTask",
+    "fetch_tasks": "FetchTasks",
+    "update_task": "MarkTaskToComplete",
+}
+_BATCH_REQUESTS = {
+    "batch_exist_key": "BatchExistKey",
+    "batch_get_replica_list": "BatchGetReplicaList",
+    "batch_put_start": "BatchPutStart",
+    "batch_put_end": "BatchPutEnd",
+    "batch_put_revoke": "BatchPutRevoke",
+    "batch_remove": "BatchRemove",
+    "batch_query_ip": "BatchQueryIp",
+    "batch_replica_clear": "BatchReplicaClear",
+}
+_PROMOTIONS = {
+    "admitted_total": "promotions started",
+    "completed_total": "promotions completed",
+    "completed_bytes_total": "bytes promoted",
+    "failed_total": "promotions failed",
+    "cancelled_total": "promotions cancelled",
+    "expired_total": "promotions expired",
+    "rejected_frequency_total": "promotions refused: read too seldom",
+    "rejected_watermark_total": "promotions refused: memory too full",
+    "rejected_cap_total": "promotions refused: too many in flight",
+    "candidate_recorded_total": "candidates noted",
+    "candidate_admitted_total": "candidates promoted later",
+    "candidate_admission_rejected_total": "candidates refused again",
+    "candidate_expired_evaluated_total": "candidates given up after a try",
+    "candidate_expired_unevaluated_total": "candidates given up untried",
+    "candidate_dropped_limit_total": "candidates not noted: too many",
+}
+
+
+def _request_counters() -> dict[str, str]:
+    counters = {}
+    for stem, label in (_REQUESTS | _BATCH_REQUESTS).items():
+        counters[f"master_{stem}_requests_total"] = f"{label} requests"
+        counters[f"master_{stem}_failures_total"] = f"{label} requests that failed"
+    for stem, label in _BATCH_REQUESTS.items():
+        counters[f"master_{stem}_partial_successes_total"] = f"{label} requests of which some items failed"
+        counters[f"master_{stem}_items_total"] = f"Items of {label} requests"
+        counters[f"master_{stem}_failed_items_total"] = f"Items of {label} requests that failed"
+    return counters
+
+
+COUNTERS: dict[str, str] = {
+    **_request_counters(),
+    "master_put_start_alloc_failures_total": "Puts refused for want of room",
+    "master_put_start_partial_allocations_total": "Puts granted fewer replicas than wanted",
+    "master_put_start_discard_cnt": "Unfinished puts given up",
+    "master_put_start_release_cnt": "Unfinished puts whose room was given back",
+    "total_get_nums_": "Keys asked for by gets",
+    "valid_get_nums_": "Keys found by gets",
+    "mem_cache_hit_nums_": "Keys found in memory by gets",
+    "mem_cache_hit_bytes_total": "Bytes of keys found in memory by gets",
+    "file_cache_hit_nums_": "Keys found on disk by gets",
+    "file_cache_hit_bytes_total": "Bytes of keys found on disk by gets",
+    "master_attempted_evictions_total": "Evictions tried",
+    "master_attempted_evictions_mem": "Evictions from memory tried",
+    "master_successful_evictions_total": "Evictions that freed something",
+    "master_successful_evictions_mem": "Evictions from memory that freed something",
+    "master_evicted_key_count": "Objects evicted",
+    "master_evicted_key_count_mem": "Objects evicted from memory",
+    "master_evicted_size_bytes": "Bytes evicted",
+    "master_evicted_size_bytes_mem": "Bytes evicted from memory",
+    **{f"master_promotion_{name}": f"Disk tier: {text}" for name, text in _PROMOTIONS.items()},
+}
+GAUGES: dict[str, str] = {
+    "master_allocated_bytes": "Bytes allocated in all segments",
+    "master_total_capacity_bytes": "Bytes of all segments",
+    "master_nof_allocated_bytes": "Bytes allocated on NVMe-oF",
+    "master_total_nof_capacity_bytes": "Bytes of all NVMe-oF segments",
+    "master_allocated_file_size_bytes": "Bytes allocated in file storage",
+    "master_total_file_capacity_bytes": "Bytes of file storage",
+    "master_key_count": "Objects",
+    "master_soft_pin_key_count": "Soft-pinned objects",
+    "master_active_clients": "Clients with mounted segments or open connections",
+    "master_put_start_discarded_staging_size": "Bytes of unfinished puts that were given up and not given back yet",
+    "master_promotion_in_flight": "Disk tier: promotions in flight",
+    "mem_cache_nums_": "Objects in memory",
+    "file_cache_nums_": "Objects on disk",
+    "ha_oplog_last_sequence_id": "High availability: last entry written",
+    "ha_oplog_applied_sequence_id": "High availability: last entry applied",
+    "ha_oplog_standby_lag": "High availability: entries behind",
+    "ha_oplog_pending_entries": "High availability: entries out of order",
+    "ha_pending_mutation_queue_size": "High availability: entries to write again",
+    "ha_standby_state": "High availability: state of the standby",
+}
+SEGMENT_GAUGES: dict[str, str] = {
+    "segment_allocated_bytes": "Bytes allocated in the segment",
+    "segment_total_capacity_bytes": "Bytes of the segment",
+}
+VALUE_SIZES = "master_value_size_bytes"
+VALUE_SIZE_BOUNDS = (4096, 65_536, 262_144, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
+OWN_GAUGES: dict[str, str] = {
+    "mooncake_quarantined_bytes": "Bytes of removed values that may not be given out again yet",
+    "mooncake_read_leases": "Read leases of gets under way",
+    "mooncake_open_puts": "Puts that were granted room and have not ended",
+    "mooncake_waiting_puts": "Puts that wait for room",
+}

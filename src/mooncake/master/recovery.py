@@ -1,0 +1,176 @@
+"""Filling the directory from the tables of segments that were served by another master, or that had expired.
+
+Each record is checked before it is believed: its slots and extents must be free and in range, else it is killed and
+logged.  Of several records of a key the highest sequence number wins (sequence numbers grow with the term).
+
+    WRITING     its extents are quarantined; killed at once (the owner confirms when the writer is gone)
+    REMOVED     its extents are held until no reader of the former master can be left; then killed
+    COMPLETE    becomes (part of) an object, unless it was removed or put again meanwhile.  A value in several
+                parts is listed when all are there
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+
+import msgspec
+
+from mooncake.master.catalog import Catalog
+from mooncake.master.granting import Granting
+from mooncake.master.objects import HARD_PIN, Object, PartAt, Replica, lay, replicas
+from mooncake.master.pool import Pool, Segment
+from mooncake.master.tombstones import Tombstones
+from mooncake.rpc.messages import Record
+from mooncake.transfer.table import COMPLETE, REMOVED, WRITING
+
+log = logging.getLogger("mooncake.master")
+
+_AT_ONCE = 200  # records in one step (5-8 us each)
+
+
+class Assembly(msgspec.Struct, eq=False):
+    """The parts, so far, of one replica of a value that lies in several parts."""
+
+    started: float
+    parts: dict[int, PartAt]
+
+
+class Recovery:
+    """Takes announced records in."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        catalog: Catalog,
+        granting: Granting,
+        tombstones: Tombstones,
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+    ) -> None:
+        self._pool = pool
+        self._catalog = catalog
+        self._granting = granting
+        self._tombstones = tombstones
+        self._clock = clock
+        self._wall = wall
+        self._assemblies: dict[tuple[str, int, int], Assembly] = {}  # (key, seq, replica)
+
+    def announce(self, segment: Segment, records: list[Record], last: bool) -> Iterator[None]:
+        """Take `records` in, in steps; after the `last` ones `segment` may be used for new values."""
+        for at in range(0, len(records), _AT_ONCE):
+            now = self._clock()
+            if segment.filled or not segment.mounted:
+                return
+            for record in records[at : at + _AT_ONCE]:
+                self._take(segment, record, now)
+            yield
+        if not last or segment.filled:
+            return
+        for step, _ in enumerate(segment.allocator.find_holes()):
+            if step % 100 == 99:
+                yield
+        yield from segment.slots.find_free()
+        segment.filled = True
+        self._tombstones.undelivered.pop(segment.number, None)
+        self._pool.refresh(self._clock())
+
+    def _take(self, segment: Segment, record: Record, now: float) -> None:
+        if not record.slots:
+            return
+        slot, seq, body = record.slots[0], record.seq, record.body
+        problem = _problem(record)
+        if problem is None and not segment.slots.reserve(record.slots):
+            problem = "its slots are taken or out of range"
+        elif problem is None and not segment.allocator.reserve(body.extents):
+            segment.slots.give(record.slots)
+            problem = "its extents are taken or out of range"
+        if problem is not None:
+            log.warning("segment %s: record of key %r is not believed: %s", segment.name, body.key[:200], problem)
+            if 0 <= slot < segment.slots.total:
+                self._pool.kill_unknown(segment, slot, seq)
+            return
+        part = PartAt(segment, tuple(record.slots), tuple(body.extents))
+        self._granting.skip_to(seq)
+        segment.first_seq = max(segment.first_seq, seq + 1)
+        if record.state == WRITING:
+            self._pool.kill_unread(part, seq, clean=False)
+        elif record.state == REMOVED:
+            self._pool.kill_after(part, seq, segment.old_until)
+        elif self._tombstones.kills(segment.number, slot, body.key, seq):
+            self._pool.kill(part, seq, now, clean=True)
+        else:
+            self._adopt(part, record, now)
+
+    def _adopt(self, part: PartAt, record: Record, now: float) -> None:
+        body, seq = record.body, record.seq
+        existing = self._catalog.objects.get(body.key)
+        if existing is not None and existing.seq > seq:
+            self._pool.kill(part, seq, now, clean=True)
+            return
+        replica: Replica = (part,)
+        if body.parts > 1:
+            whole = self._assemble(part, record, now)
+            if whole is None:
+                return
+            replica = whole
+        if existing is not None and existing.seq == seq:
+            lay(existing, (*replicas(existing), replica))
+            return
+        if existing is not None:
+            self._catalog.forget(existing, now)
+        obj = Object(key=body.key, size=body.size, seq=seq, flags=HARD_PIN if body.hard_pin else 0)
+        lay(obj, (replica,))
+        soft_until = now + body.soft_pin_until - self._wall() if body.soft_pin_until else 0.0
+        self._catalog.insert(obj, body.group, soft_until, now)
+
+    def _assemble(self, part: PartAt, record: Record, now: float) -> Replica | None:
+        """The replica if `part` was the last one missing."""
+        body = record.body
+        name = (body.key, record.seq, body.replica)
+        assembly = self._assemblies.setdefault(name, Assembly(now, {}))
+        if body.part in assembly.parts:
+            self._pool.kill(part, record.seq, now, clean=True)
+            return None
+        assembly.parts[body.part] = part
+        if len(assembly.parts) < body.parts:
+            return None
+        del self._assemblies[name]
+        replica = tuple(assembly.parts[i] for i in range(body.parts))
+        if sum(sum(part.extents[1::2]) for part in replica) == body.size:
+            return replica
+        self._kill_all(replica, record.seq, now)
+        return None
+
+    def give_up(self, latest_start: float, now: float) -> None:
+        """Kill the parts that have waited since before `latest_start` for those that are missing."""
+        for name, assembly in list(self._assemblies.items()):
+            if assembly.started <= latest_start:
+                del self._assemblies[name]
+                self._kill_all(assembly.parts.values(), name[1], now)
+
+    def forget(self, segment: Segment) -> None:
+        """`segment` is lost, and the parts that it had announced with it."""
+        for name, assembly in list(self._assemblies.items()):
+            assembly.parts = {i: part for i, part in assembly.parts.items() if part.segment is not segment}
+            if not assembly.parts:
+                del self._assemblies[name]
+
+    def _kill_all(self, parts: Iterable[PartAt], seq: int, now: float) -> None:
+        for part in parts:
+            self._pool.kill(part, seq, now, clean=True)
+
+
+def _problem(record: Record) -> str | None:
+    """Why a record cannot be right by itself."""
+    body = record.body
+    lengths = body.extents[1::2]
+    if record.state not in (WRITING, COMPLETE, REMOVED) or record.seq <= 0:
+        return "unknown state or sequence number"
+    if not body.key or not lengths or len(body.extents) % 2 or min(lengths) <= 0:
+        return "no key or no extents"
+    if not (0 <= body.part < body.parts and body.replica >= 0):
+        return "impossible part"
+    if sum(lengths) > body.size or (body.parts == 1 and sum(lengths) != body.size):
+        return "its extents do not hold its size"
+    return None

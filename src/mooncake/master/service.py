@@ -1,0 +1,295 @@
+"""The master on a port: decodes requests, asks the directory, encodes its answers; runs its clock; sends its kills.
+
+One `Session` a connection, on any asyncio loop (uvloop is twice as fast).  A request that is quick is answered
+where it was read, without a task; a long one goes in slices that leave the loop to others (see `requests`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from collections.abc import Coroutine
+from typing import Any, cast
+
+import msgspec
+
+from mooncake.errors import ErrorCode, StoreError
+from mooncake.master.config import MasterConfig
+from mooncake.master.counters import Counters
+from mooncake.master.directory import Directory
+from mooncake.master.membership import Client
+from mooncake.master.pool import Segment
+from mooncake.master.requests import HANDLERS, in_steps
+from mooncake.rpc import frame
+from mooncake.rpc.messages import DECODERS, KINDS, PROTOCOL, Failure, Hello, Kill, Message, Welcome, encode
+from mooncake.version import __version__
+
+log = logging.getLogger("mooncake.master")
+
+BUSY_TICK_S = 0.01
+IDLE_TICK_S = 0.1
+_COLLECT_S = 10.0
+_HELLO = KINDS[Hello]
+_KILL = KINDS[Kill]
+
+
+class MasterService:
+    """A running master.  `port` is the one it listens on."""
+
+    def __init__(self, config: MasterConfig, counters: Counters) -> None:
+        self.config = config
+        self.counters = counters
+        self.directory = Directory(config, counters)
+        self.port = 0
+        self.sessions: set[Session] = set()
+        self._server: asyncio.Server | None = None
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._working: asyncio.Handle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._next_collection = 0.0
+        self._collected_by_others = gc.isenabled()
+
+    async def start(self) -> None:
+        self._server = await self._loop.create_server(
+            lambda: Session(self), self.config.rpc_address, self.config.rpc_port, backlog=1024
+        )
+        self.port = self._server.sockets[0].getsockname()[1]
+        gc.collect()
+        gc.freeze()  # what is there now stays; a full collection then looks only at what came later,
+        gc.disable()  # and is run by `_tick`, not in the middle of a request
+        self._timer = self._loop.call_later(IDLE_TICK_S, self._tick)
+
+    async def close(self) -> None:
+        """Stop listening and drop every connection; quick whatever the directory holds."""
+        for handle in (self._timer, self._working):
+            if handle is not None:
+                handle.cancel()
+        if self._server is not None:
+            self._server.close()
+        for session in list(self.sessions):
+            session.abort()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._collected_by_others:
+            gc.enable()
+
+    async def remove_all(self, force: bool) -> int:
+        """Remove every value (that is not leased), as a client's RemoveAll; how many."""
+        removed = await in_steps(self.directory.remove_all(force), self.flush)
+        self.counters.one("remove_all", failed=0)
+        return removed
+
+    # -- time
+
+    def _tick(self) -> None:
+        directory = self.directory
+        now = directory.clock()
+        try:
+            directory.tick(now)
+            self.work()
+        except Exception:
+            log.exception("a periodic step failed")
+        self._timer = self._loop.call_later(BUSY_TICK_S if directory.busy else IDLE_TICK_S, self._tick)
+        if now >= self._next_collection:
+            self._next_collection = now + _COLLECT_S
+            gc.collect()
+        else:
+            gc.collect(0)  # takes the many new tuples of numbers off its lists, so that the full one stays short
+
+    def work(self) -> None:
+        """One step of everything that is to be done as soon as possible; comes back by itself if that was not all."""
+        directory = self.directory
+        now = directory.clock()
+        more = directory.granting.serve(now)
+        more |= directory.granting.evict_ahead(now)
+        if directory.background:
+            if next(directory.background[0], directory) is directory:
+                directory.background.popleft()
+            more |= bool(directory.background)
+        self.flush()
+        if more and self._working is None:
+            self._working = self._loop.call_soon(self._work_on)
+
+    def _work_on(self) -> None:
+        self._working = None
+        try:
+            self.work()
+        except Exception:
+            log.exception("a background step failed")
+
+    def hurry(self) -> None:
+        """A put waits: tick soon."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(BUSY_TICK_S, self._tick)
+
+    def flush(self) -> None:
+        """Send what the directory has for the segments' owners."""
+        pool = self.directory.pool
+        if pool.dirty:
+            for segment, kill in pool.take_outbox():
+                if segment.send is not None:
+                    segment.send(kill)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def drop_segment_sessions(self, but: Session) -> None:
+        """The term has changed: every segment's server shall say Hello again."""
+        for session in list(self.sessions):
+            if session.segments and session is not but:
+                session.abort()
+
+
+class Session(asyncio.Protocol):
+    """One connection.  `segments`: those that its server mounted here."""
+
+    def __init__(self, service: MasterService) -> None:
+        self.service = service
+        self.client: Client | None = None
+        self.segments: dict[int, Segment] = {}
+        self.send_kill = self._send_kill  # one object, to know it again
+        self.in_turn = asyncio.Lock()  # for what must keep its order though it takes several steps
+        self._reader = frame.FrameReader()
+        self._transport: asyncio.Transport | None = None
+
+    # -- asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self.service.sessions.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        service = self.service
+        service.sessions.discard(self)
+        directory = service.directory
+        now = directory.clock()
+        for segment in self.segments.values():
+            if segment.send is self.send_kill:
+                directory.disconnect(segment, now)
+        self.segments.clear()
+        if self.client is not None:
+            directory.clients.leave(self.client, now)
+
+    def pause_writing(self) -> None:
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self._transport is not None:
+            self._transport.resume_reading()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            frames = self._reader.feed(data)
+        except frame.FramingError as error:
+            log.warning("connection closed: %s", error)
+            self.abort()
+            return
+        replies = []
+        for got in frames:
+            reply = self._answer(got)
+            if reply is not None:
+                replies.append(reply)
+            if self._transport is None:
+                return
+        if replies and self._transport is not None:
+            self._transport.write(replies[0] if len(replies) == 1 else b"".join(replies))
+        if self.service.directory.pool.dirty:
+            self.service.flush()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    # -- requests
+
+    def _answer(self, got: frame.Frame) -> bytes | None:
+        """The reply to send now, if any."""
+        try:
+            decoder = DECODERS.get(got.kind)
+            if decoder is None:
+                raise StoreError(ErrorCode.INVALID_PARAMS, f"unknown message kind {got.kind}")
+            message = decoder.decode(got.body)
+            if self.client is None:
+                return self._greet(got, message)
+            handler = HANDLERS.get(got.kind)
+            if handler is None:
+                raise StoreError(ErrorCode.INVALID_PARAMS, f"{type(message).__name__} is not for the master")
+            reply = handler(self, message)
+        except Exception as error:
+            return _refusal(got, error)
+        if reply is None:
+            return None
+        if isinstance(reply, Message):
+            return frame.pack(got.kind, frame.REPLY, got.request_id, encode(reply))
+        self.service.spawn(self._answer_later(got, reply))
+        return None
+
+    async def _answer_later(self, got: frame.Frame, work: Coroutine[Any, Any, Message | None]) -> None:
+        try:
+            reply = await work
+            raw = None if reply is None else frame.pack(got.kind, frame.REPLY, got.request_id, encode(reply))
+        except Exception as error:
+            raw = _refusal(got, error)
+        if raw is not None and self._transport is not None:
+            self._transport.write(raw)
+        self.service.flush()
+
+    def _greet(self, got: frame.Frame, message: Message) -> bytes | None:
+        if not isinstance(message, Hello):
+            self._close_after(got, ErrorCode.INVALID_PARAMS, "a connection starts with Hello")
+            return None
+        if message.protocol != PROTOCOL:
+            self._close_after(
+                got,
+                ErrorCode.INVALID_VERSION,
+                f"this master (version {__version__}) speaks protocol {PROTOCOL}, this {message.role[:20]} "
+                f"(version {message.version[:40]}) protocol {message.protocol}; install the same version on both sides",
+            )
+            return None
+        if message.role not in ("client", "segment") or not message.client:
+            self._close_after(got, ErrorCode.INVALID_PARAMS, f"unknown role {message.role[:40]!r} or no client id")
+            return None
+        directory = self.service.directory
+        self.client = directory.clients.arrive(message.client, message.host)
+        welcome = Welcome(PROTOCOL, __version__, directory.term, self.service.config.lease_ms)
+        return frame.pack(got.kind, frame.REPLY, got.request_id, encode(welcome))
+
+    def _close_after(self, got: frame.Frame, code: ErrorCode, text: str) -> None:
+        if self._transport is not None:
+            self._transport.write(_failed(got, code, text))
+            self._transport.close()
+
+    def _send_kill(self, kill: Kill) -> None:
+        if self._transport is not None:
+            self._transport.write(frame.pack(_KILL, frame.ONE_WAY, 0, encode(kill)))
+
+
+def _refusal(got: frame.Frame, error: Exception) -> bytes | None:
+    if isinstance(error, StoreError):
+        code, text = error.code, str(error)
+    elif isinstance(error, msgspec.MsgspecError):
+        code, text = ErrorCode.INVALID_PARAMS, f"message of kind {got.kind} cannot be decoded: {error}"
+    else:
+        log.error("request of kind %d failed", got.kind, exc_info=error)
+        code, text = ErrorCode.INTERNAL_ERROR, f"{type(error).__name__}: {error}"
+    return None if got.flags & frame.ONE_WAY else _failed(got, code, text)
+
+
+def _failed(got: frame.Frame, code: ErrorCode, text: str) -> bytes:
+    flags = frame.REPLY | frame.FAILED
+    return frame.pack(got.kind, flags, got.request_id, encode(Failure(int(code), text)))
+
+
+async def serve(config: MasterConfig, counters: Counters) -> MasterService:
+    """Start a master on the running loop.  Raises OSError if its address cannot be bound."""
+    service = MasterService(config, counters)
+    await service.start()
+    return service

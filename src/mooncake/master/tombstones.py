@@ -1,0 +1,50 @@
+"""What was removed or put again while a segment was away, so that the segment revives none of it when it returns.
+
+Kept for a while after the master's start (segments of an earlier master may still come) and after each loss of a
+segment.  If there are too many, or the time is over, one number stands for all: records up to `floor` are dead.
+"""
+
+from __future__ import annotations
+
+_MOST = 100_000
+
+
+class Tombstones:
+    """For each key the sequence number up to which its records are dead."""
+
+    def __init__(self, window: float, now: float) -> None:
+        self._window = window
+        self._until = now + window
+        self._seqs: dict[str, int] = {}
+        self.floor = 0
+        self.undelivered: dict[int, dict[int, int]] = {}  # segment → head slot → seq of kills it has not confirmed
+
+    def lost(self, segment: int, doomed: dict[int, int], now: float) -> None:
+        """A segment went away with these kills (by head slot) unconfirmed."""
+        self._until = now + self._window
+        self.undelivered[segment] = doomed
+
+    def note(self, key: str, seq: int) -> None:
+        """Records of `key` up to `seq` are dead; the directory's newest sequence number is at least `seq`."""
+        if self._until:
+            self._seqs[key] = max(seq, self._seqs.get(key, 0))
+            if len(self._seqs) > _MOST:
+                self.raise_floor(max(self._seqs.values()))
+
+    def raise_floor(self, seq: int) -> None:
+        """Every record of a segment that is away now, up to `seq`, is dead."""
+        self.floor = max(self.floor, seq)
+        self._seqs.clear()
+
+    def expire(self, now: float, seq: int) -> None:
+        """When the time is over: whatever still comes is dead up to `seq`."""
+        if self._until and now >= self._until:
+            self._until = 0.0
+            self.undelivered.clear()
+            self.raise_floor(seq)
+
+    def kills(self, segment: int, slot: int, key: str, seq: int) -> bool:
+        """Whether this announced record is dead."""
+        return (
+            seq <= self.floor or seq <= self._seqs.get(key, 0) or seq <= self.undelivered.get(segment, {}).get(slot, 0)
+        )

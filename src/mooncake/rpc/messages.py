@@ -1,0 +1,389 @@
+"""The protocol: every message between client, master and segment server.
+
+Each struct is one message body (msgpack arrays, see `rpc.frame`); `KINDS` gives it its number.
+Sizes and offsets are bytes; times are milliseconds unless a name says otherwise.  A *segment* is named
+by a random 63-bit integer that its server chose, valid under every master.  A *place* is a flat list
+[segment, offset, length, segment, offset, length, ...] that says where the bytes of one replica lie, in order.
+
+    client → master      Hello, Exist, GetStart, LeaseReturn, Query, PutStart, PutEnd, Remove, RemoveRegex,
+                         RemoveAll, SegmentQuery, Ping
+    segment → master     Hello, Mount, Announce, Heartbeat, Unmount, Killed
+    master → segment     Kill
+    client → segment     Attach (unix socket, answered with descriptors), Read, Write (tcp)
+
+Life of a put: PutStart → the writer writes each part's table record as WRITING, checks that the segment's term is
+still the grant's, copies, marks the records COMPLETE → PutEnd.  Life of a freed extent: the master drops the
+object, waits until no read lease is on it, sends Kill(DEAD); only when the owner's Killed has come may the
+extent be given out again.  An owner answers Kill for a WRITING record only when that record's writer can write no more.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+PROTOCOL = 1
+
+
+class Message(msgspec.Struct, array_like=True, gc=False):
+    """Base of all bodies."""
+
+
+# ---------------------------------------------------------------- session
+
+
+class Hello(Message):
+    """First message of every connection.  `client` is "u64-u64" in text; role "client" or "segment"."""
+
+    protocol: int
+    version: str
+    role: str
+    client: str
+    host: str  # same host ⇔ same text (boot id and network namespace)
+
+
+class Welcome(Message):
+    """Reply to Hello.  `term` grows with every master; `lease_ms` is the read lease."""
+
+    protocol: int
+    version: str
+    term: int
+    lease_ms: int
+
+
+class Failure(Message):
+    """Body of a FAILED reply."""
+
+    code: int
+    text: str
+
+
+class Ping(Message):
+    """Is the master there?  Answered with Codes([0])."""
+
+
+class Codes(Message):
+    """One result code an item asked for."""
+
+    codes: list[int]
+
+
+class Count(Message):
+    count: int
+
+
+# ---------------------------------------------------------------- reading
+
+
+class Exist(Message):
+    keys: list[str]
+
+
+class ExistReply(Message):
+    """One byte a key: 1 there (and now under a probe lease), 0 not."""
+
+    found: bytes
+
+
+class GetStart(Message):
+    """Where are these keys?  Found ones get a read lease, counted from when the client sent this."""
+
+    keys: list[str]
+
+
+class Found(Message):
+    """One key's whole replicas.  `states` is only filled by Query: a ReplicaStatus for each place."""
+
+    size: int
+    places: list[list[int]]
+    states: list[int] = []
+
+
+class GetReply(Message):
+    """`found`: for each key a code < 0 or its Found.  `lease` 0: nothing was leased."""
+
+    lease: int
+    lease_ms: int
+    found: list[int | Found]
+
+
+class LeaseReturn(Message):
+    """One way: these leases' copies are finished."""
+
+    leases: list[int]
+
+
+class Query(Message):
+    """As GetStart for get_size and get_replica_desc: grants a probe lease, not a read lease (lease is 0)."""
+
+    keys: list[str]
+
+
+# ---------------------------------------------------------------- writing
+
+
+class PutOptions(Message):
+    """What ReplicateConfig asks for, already checked by the client.  `groups`: one a key, or empty."""
+
+    replica_num: int = 1
+    preferred: list[str] = []
+    same_node: bool = False
+    hard_pin: bool = False
+    soft_pin_action: int = 0
+    soft_pin_ttl_ms: int | None = None
+    groups: list[str] = []
+    data_type: int = 0
+
+
+class PutStart(Message):
+    keys: list[str]
+    sizes: list[int]
+    options: PutOptions | None = None
+
+
+class Part(Message):
+    """A run of extents of one replica in one segment, and the table slots of its record."""
+
+    segment: int
+    slots: list[int]
+    extents: list[int]  # offset, length, offset, length, ...
+
+
+class Grant(Message):
+    """Room for one key: `replicas` is a list of replicas, each a list of parts in order."""
+
+    seq: int
+    replicas: list[list[Part]]
+
+
+class PutStarted(Message):
+    term: int
+    grants: list[int | Grant]
+
+
+class PutEnd(Message):
+    """`done`: whole with all replicas; `failed`: forget them; `lost`: [seq, replica, ...] that did not
+    become whole though another replica of that put did (its seq is in `done`).  Reply Codes: done, then failed."""
+
+    done: list[int]
+    failed: list[int] = []
+    lost: list[int] = []
+
+
+# ---------------------------------------------------------------- removing
+
+
+class Remove(Message):
+    keys: list[str]
+    force: bool
+
+
+class RemoveRegex(Message):
+    pattern: str
+    force: bool
+
+
+class RemoveAll(Message):
+    force: bool
+
+
+# ---------------------------------------------------------------- segments
+
+
+class SegmentInfo(Message):
+    """A mounted segment and how to reach it.  `tcp` is "host:port"; `unix` a socket path, or "@name"
+    for an abstract one, that gives same-host processes the memory's descriptors."""
+
+    segment: int
+    name: str
+    size: int
+    tcp: str
+    unix: str
+    host: str
+    client: str
+    protocol: str = "tcp"
+
+
+class SegmentQuery(Message):
+    """Reply SegmentList, only of those that are mounted."""
+
+    segments: list[int]
+
+
+class SegmentList(Message):
+    segments: list[SegmentInfo]
+
+
+class Mount(Message):
+    """`term` of the master that this segment last served (0: new, nothing to announce), and the longest read
+    lease that a master ever gave on it.  The reply is Mounted; without `resumed` every record follows in
+    Announce messages, the last one marked (a new segment has none to send)."""
+
+    info: SegmentInfo
+    term: int
+    lease_ms: int = 0
+
+
+class Mounted(Message):
+    """`resumed`: the master still knows what this segment holds."""
+
+    resumed: bool
+
+
+class Body(Message):
+    """What one table record says of its part."""
+
+    key: str
+    size: int  # of the whole value
+    extents: list[int]
+    replica: int = 0
+    part: int = 0
+    parts: int = 1
+    group: str = ""
+    hard_pin: bool = False
+    soft_pin_until: float = 0.0  # seconds since the epoch, 0: none
+    soft_pin_ttl_ms: int | None = None
+    data_type: int = 0
+    client: str = ""
+    tenant: str = "default"
+
+
+class Record(Message):
+    """One live table record: `state` is a transfer.table state (WRITING, COMPLETE or REMOVED)."""
+
+    slots: list[int]
+    state: int
+    term: int
+    seq: int
+    body: Body
+
+
+class Announce(Message):
+    segment: int
+    records: list[Record]
+    last: bool
+
+
+class Heartbeat(Message):
+    """Each second on the segment's connection.  Reply Codes: per segment 0, or SEGMENT_NOT_FOUND: mount it again."""
+
+    segments: list[int]
+
+
+class Unmount(Message):
+    segments: list[int]
+
+
+class Kill(Message):
+    """Master → owner, one way.  hide[i] 1: mark REMOVED and keep the bytes as they are; 0: make it dead,
+    and answer with Killed once its writer can write no more."""
+
+    segment: int
+    slots: list[int]
+    seqs: list[int]
+    hide: bytes
+
+
+class Killed(Message):
+    """Owner → master, one way: these records are dead; their extents may be given out again."""
+
+    segment: int
+    slots: list[int]
+    seqs: list[int]
+
+
+# ---------------------------------------------------------------- engine process → its private segment server
+
+
+class Serve(Message):
+    """First message on the private socket: what to serve.  Ports: where to look for a free one for tcp.
+    Answered with Serving and the descriptors of memory and table, or a Failure."""
+
+    segment: int
+    name: str
+    size: int
+    listen: str  # address to listen on
+    announce: str  # host that others reach it by
+    min_port: int
+    max_port: int
+    master: str
+    client: str
+    host: str
+    protocol: str
+    socket_dir: str  # "" for an abstract unix socket
+
+
+class Serving(Message):
+    """`writer` names the engine's own process in WRITING records."""
+
+    info: SegmentInfo
+    writer: int
+
+
+class Stop(Message):
+    """Unmount and end.  Reply Codes([0]) once the master knows."""
+
+
+# ---------------------------------------------------------------- data, client ↔ segment server
+
+
+class Attach(Message):
+    """On the unix socket.  The reply, Attached, carries the descriptors of the memory and of the table."""
+
+    segment: int
+
+
+class Attached(Message):
+    """`writer` names this connection in WRITING records; the segment is `size` bytes, its table `table_size`."""
+
+    writer: int
+    size: int
+    table_size: int
+
+
+class Read(Message):
+    """`ranges` (flat: offset, length, ...) of one segment.  The reply, Codes, is followed by their bytes."""
+
+    segment: int
+    ranges: list[int]
+
+
+class WriteRecord(Message):
+    slots: list[int]
+    seq: int
+    body: Body
+
+
+class Write(Message):
+    """The bytes of all records' extents, in order, follow this message.  Reply Codes: one a record."""
+
+    segment: int
+    term: int
+    records: list[WriteRecord]
+
+
+KINDS: dict[type[Message], int] = {
+    message: number  # type: ignore[misc]  # mypy sees only the metaclass of the tuple's items
+    for number, message in enumerate(
+        (
+            Hello, Welcome, Failure, Ping, Codes, Count,
+            Exist, ExistReply, GetStart, GetReply, LeaseReturn, Query,
+            PutStart, PutStarted, PutEnd,
+            Remove, RemoveRegex, RemoveAll,
+            SegmentQuery, SegmentList, Mount, Mounted, Announce, Heartbeat, Unmount, Kill, Killed,
+            Attach, Attached, Read, Write, Serve, Serving, Stop,
+        ),
+        start=1,
+    )
+}  # fmt: skip
+REPLY_OF: dict[type[Message], type[Message]] = {
+    Hello: Welcome, Ping: Codes, Exist: ExistReply, GetStart: GetReply, Query: GetReply,
+    PutStart: PutStarted, PutEnd: Codes, Remove: Codes, RemoveRegex: Count, RemoveAll: Count,
+    SegmentQuery: SegmentList, Mount: Mounted, Announce: Codes, Heartbeat: Codes, Unmount: Codes,
+    Attach: Attached, Read: Codes, Write: Codes, Serve: Serving, Stop: Codes,
+}  # fmt: skip
+
+_encoder = msgspec.msgpack.Encoder()
+encode = _encoder.encode
+DECODERS: dict[int, msgspec.msgpack.Decoder[Message]] = {
+    number: msgspec.msgpack.Decoder(message) for message, number in KINDS.items()
+}

@@ -1,0 +1,1 @@
+"""The segment server: the only kind of process that owns pool memory."""

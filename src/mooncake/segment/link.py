@@ -1,0 +1,153 @@
+"""The segment server's connection to the master: mount, heartbeats, kills; again and again, whatever happens to it."""
+
+import contextlib
+import logging
+import threading
+import time
+from typing import cast
+
+import msgspec
+
+from mooncake.errors import ErrorCode, StoreError
+from mooncake.rpc import frame
+from mooncake.rpc.client import Connection, connect, parse_address, set_time_limit
+from mooncake.rpc.messages import (
+    DECODERS,
+    KINDS,
+    PROTOCOL,
+    Codes,
+    Heartbeat,
+    Hello,
+    Kill,
+    Message,
+    Mount,
+    Mounted,
+    SegmentInfo,
+    Unmount,
+    encode,
+)
+from mooncake.segment.owner import Owner
+from mooncake.version import __version__
+
+logger = logging.getLogger("mooncake.segment")
+
+HEARTBEAT = 1.0  # seconds
+SILENCE = 3.0  # a master that says nothing so long is given up
+RETRY = 0.1
+CALL_LIMIT = 5.0
+SETTLE = 0.02  # how often to look whether a writer has gone while a kill waits for it
+
+_LOST = (OSError, StoreError, frame.FramingError, msgspec.MsgspecError)
+
+
+class MasterLink(threading.Thread):
+    """Keeps one segment mounted.  `ready` is set once the first mount has succeeded or failed for good."""
+
+    def __init__(self, master: str, info: SegmentInfo, owner: Owner) -> None:
+        super().__init__(name="mooncake-master-link", daemon=True)
+        self._address = parse_address(master)
+        self._master = master
+        self._info = info
+        self._owner = owner
+        self._hello = Hello(PROTOCOL, __version__, "segment", info.client, info.host)
+        self._stopping = threading.Event()
+        self.ready = threading.Event()
+        self.mounted = False
+        self.refused = ""  # why the first mount failed
+
+    def run(self) -> None:
+        first = True
+        while not self._stopping.is_set():
+            connection: Connection | None = None
+            try:
+                connection = self._mount()
+                if not first:
+                    logger.info("segment %s is mounted again at master %s", self._info.name, self._master)
+                first = False
+                self.mounted = True
+                self.ready.set()
+                self._serve(connection)
+            except _LOST as error:
+                if first:
+                    self.refused = str(error)
+                    self.ready.set()
+                    return
+                if connection is not None:
+                    logger.warning("lost the master at %s (%s); trying again", self._master, error)
+                self._stopping.wait(RETRY)
+            finally:
+                self.mounted = False
+                if connection is not None:
+                    connection.close()
+
+    def stop(self) -> None:
+        """Unmount (within a second) and end the thread."""
+        self._stopping.set()
+        self.join(1.5)
+
+    # -- one connection
+
+    def _mount(self) -> Connection:
+        """A greeted connection with the segment mounted on it."""
+        connection = Connection(connect(*self._address, 1.0))
+        try:
+            set_time_limit(connection.sock, CALL_LIMIT)
+            former = self._owner.memory.table
+            served, lease_ms = former.term, former.lease_ms
+            welcome = connection.greet(self._hello)
+            self._owner.serve_master(welcome.term, max(welcome.lease_ms, lease_ms))
+            mounted = cast(Mounted, connection.call(Mount(self._info, served, lease_ms)))
+            if not mounted.resumed:
+                for message in self._owner.announcements():
+                    connection.call(message)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _serve(self, connection: Connection) -> None:
+        """Until the connection breaks or we stop."""
+        sock = connection.sock
+        heard = time.monotonic()
+        beat_at = heard + HEARTBEAT
+        while not self._stopping.is_set():
+            now = time.monotonic()
+            if now >= beat_at:
+                _send(connection, Heartbeat([self._info.segment]))
+                beat_at = now + HEARTBEAT
+            if now - heard > SILENCE:
+                raise ConnectionError(f"it has said nothing for {SILENCE:.0f} s")
+            while connection.strays:
+                self._handle(connection, connection.strays.pop(0))
+            pause = SETTLE if self._owner.waiting else min(beat_at - now, 0.25)
+            set_time_limit(sock, max(pause, 0.001))
+            with contextlib.suppress(BlockingIOError):
+                got = connection.receive()
+                heard = time.monotonic()
+                set_time_limit(sock, CALL_LIMIT)
+                for message in got:
+                    self._handle(connection, message)
+            settled = self._owner.settle()
+            if settled:
+                _send(connection, settled)
+        self._unmount(connection)
+
+    def _handle(self, connection: Connection, got: frame.Frame) -> None:
+        message = DECODERS[got.kind].decode(got.body) if got.kind in DECODERS else None
+        if isinstance(message, Kill):
+            killed = self._owner.kill(message)
+            if killed.slots:
+                _send(connection, killed)
+        elif isinstance(message, Codes) and got.flags & frame.REPLY and any(message.codes):
+            raise StoreError(ErrorCode.SEGMENT_NOT_FOUND, "it no longer knows this segment")
+
+    def _unmount(self, connection: Connection) -> None:
+        with contextlib.suppress(*_LOST):
+            set_time_limit(connection.sock, 1.0)
+            connection.call(Unmount([self._info.segment]))
+
+
+def _send(connection: Connection, message: Message) -> None:
+    """A heartbeat (whose reply `_handle` sees) or a one-way message."""
+    flags = frame.REQUEST if isinstance(message, Heartbeat) else frame.ONE_WAY
+    connection.sock.sendall(frame.pack(KINDS[type(message)], flags, 0, encode(message)))

@@ -1,0 +1,280 @@
+"""The segment server's process: makes the memory, hands descriptors to same-host clients, lives as long as its engine.
+
+Threads: this one (unix socket, life of engine and writers), the master link, tcp streams, and one that makes the memory
+resident ahead of use.  It imports neither numpy nor the command-line libraries, so that it starts fast and stays small.
+"""
+
+import contextlib
+import logging
+import os
+import random
+import selectors
+import socket
+import stat
+import struct
+import threading
+from collections.abc import Callable
+
+from mooncake.errors import ConfigError, ErrorCode
+from mooncake.rpc import frame
+from mooncake.rpc.messages import (
+    DECODERS,
+    KINDS,
+    Attach,
+    Attached,
+    Codes,
+    Failure,
+    SegmentInfo,
+    Serve,
+    Serving,
+    Stop,
+    encode,
+)
+from mooncake.segment.link import MasterLink
+from mooncake.segment.owner import Owner
+from mooncake.segment.streams import Streams
+from mooncake.segment.writers import Writers
+from mooncake.transfer.memory import SegmentMemory
+from mooncake.transfer.table import table_size
+
+logger = logging.getLogger("mooncake.segment")
+
+_CREDENTIALS = struct.Struct("3i")
+_MAX_ATTACHED = 4096
+
+
+class SegmentServer:
+    """Serves one segment.  `start` mounts it; `run` returns when `stop` was asked for or the engine is gone."""
+
+    def __init__(self, config: Serve, engine_pidfd: int = -1) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._wake_read, self._wake_write = os.pipe()
+        self._running = True
+        self._writers = Writers()
+        self._memory = SegmentMemory.create(config.segment, config.size)
+        self._owner = Owner(config.segment, self._memory, self._writers)
+        self._attached = 0
+        self.engine_writer = 0
+        if engine_pidfd >= 0:
+            self.engine_writer = self._writers.add_pidfd(engine_pidfd).number
+            self._watch(engine_pidfd, self.stop)
+        self._watch(self._wake_read, lambda: None)
+        listener = _listen_tcp(config.listen, config.min_port, config.max_port)
+        self._unix, name = _listen_unix(config.socket_dir, config.segment)
+        self._unix_path = "" if name.startswith("@") else name
+        host = f"[{config.announce}]" if ":" in config.announce else config.announce
+        self.info = SegmentInfo(
+            segment=config.segment,
+            name=config.name,
+            size=config.size,
+            tcp=f"{host}:{listener.getsockname()[1]}",
+            unix=name,
+            host=config.host,
+            client=config.client,
+            protocol=config.protocol,
+        )
+        self._watch(self._unix.fileno(), self._accept)
+        self._streams = Streams(listener, self._owner)
+        self._link = MasterLink(config.master, self.info, self._owner)
+
+    @property
+    def descriptors(self) -> list[int]:
+        return [self._memory.data_fd, self._memory.table_fd]
+
+    @property
+    def mounted(self) -> bool:
+        """Whether a master serves this segment now."""
+        return self._link.mounted
+
+    @property
+    def moved(self) -> dict[str, int]:
+        """Bytes that tcp streams have carried."""
+        return {"tcp": self._streams.moved}
+
+    def start(self) -> None:
+        """Serve and mount.  Raises ConfigError with the reason if the master refuses or is not there."""
+        self._streams.start()
+        self._link.start()
+        self._link.ready.wait()
+        if self._link.refused:
+            raise ConfigError(f"cannot mount segment {self.info.name}: {self._link.refused}")
+        threading.Thread(target=self._reserve, name="mooncake-reserve", daemon=True).start()
+
+    def run(self) -> None:
+        while self._running:
+            for key, _ in self._selector.select():
+                key.data()
+
+    def stop(self) -> None:
+        """Make `run` return; callable from a signal handler."""
+        self._running = False
+        with contextlib.suppress(OSError):
+            os.write(self._wake_write, b"x")
+
+    def close(self) -> None:
+        """Unmount and let go; the memory itself goes with the last process that maps it."""
+        self._link.stop()
+        if self._unix_path:
+            with contextlib.suppress(OSError):
+                os.unlink(self._unix_path)
+        self._unix.close()
+
+    def serve_engine(self, channel: socket.socket) -> None:
+        """Obey the engine process on its private socket: Stop, or its end."""
+
+        def ready() -> None:
+            try:
+                data = channel.recv(65536)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._selector.unregister(channel.fileno())  # a dying engine; its pidfd says when
+                return
+            for got in frame.FrameReader().feed(data):
+                if got.kind == KINDS[Stop]:
+                    self._link.stop()
+                    channel.setblocking(True)
+                    with contextlib.suppress(OSError):
+                        channel.sendall(frame.pack(got.kind, frame.REPLY, got.request_id, encode(Codes([0]))))
+                    self.stop()
+
+        channel.setblocking(False)
+        self._watch(channel.fileno(), ready)
+
+    # -- same-host clients
+
+    def _accept(self) -> None:
+        connection, _ = self._unix.accept()
+        pid, uid, _ = _CREDENTIALS.unpack(
+            connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        )
+        if uid not in (0, os.geteuid()) or self._attached >= _MAX_ATTACHED:
+            connection.close()
+            return
+        connection.setblocking(False)
+        self._attached += 1
+        writer = self._writers.add_process(pid)
+
+        def ended() -> None:
+            self._selector.unregister(writer.pidfd)
+            self._forget(writer.number)
+
+        def ready() -> None:
+            try:
+                data = connection.recv(65536)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if data:
+                self._attach(connection, writer.number, data)
+                return
+            self._selector.unregister(connection)
+            connection.close()
+            if writer.pidfd < 0 or not writer.alive():
+                self._forget(writer.number)
+            else:  # it let go of the socket but lives: it may still have the mapping
+                self._watch(writer.pidfd, ended)
+
+        self._selector.register(connection, selectors.EVENT_READ, ready)
+
+    def _attach(self, connection: socket.socket, writer: int, data: bytes) -> None:
+        with contextlib.suppress(OSError, frame.FramingError, ValueError):
+            for got in frame.FrameReader().feed(data):
+                message = DECODERS[got.kind].decode(got.body) if got.kind in DECODERS else None
+                if isinstance(message, Attach) and message.segment == self.info.segment:
+                    reply = Attached(writer, self._memory.size, table_size(self._memory.size))
+                    answer = frame.pack(got.kind, frame.REPLY, got.request_id, encode(reply))
+                    socket.send_fds(connection, [answer], self.descriptors)
+                else:
+                    failure = Failure(ErrorCode.SEGMENT_NOT_FOUND, "another segment is served here")
+                    connection.send(frame.pack(got.kind, frame.REPLY | frame.FAILED, got.request_id, encode(failure)))
+
+    def _forget(self, number: int) -> None:
+        writer = self._writers.get(number)
+        if writer is not None:
+            self._attached -= 1
+            self._writers.remove(writer)
+
+    def _watch(self, descriptor: int, action: Callable[[], object]) -> None:
+        self._selector.register(descriptor, selectors.EVENT_READ, action)
+
+    # -- memory
+
+    def _reserve(self) -> None:
+        """Touch the memory ahead of use, so that no client pays for fresh pages; politely."""
+        with contextlib.suppress(OSError, AttributeError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        offset = 0
+        while offset < self._memory.size and self._running:
+            try:
+                offset = self._memory.reserve(offset)
+            except OSError as error:
+                logger.error(
+                    "only %d of %d bytes of segment %s could be reserved (%s); give it a smaller "
+                    "global_segment_size or the machine more memory",
+                    offset,
+                    self._memory.size,
+                    self.info.name,
+                    error.strerror,
+                )
+                return
+
+
+def serve_private(channel: socket.socket, engine_pidfd: int) -> None:
+    """The whole life of an engine's private segment server."""
+    header = channel.recv(frame.HEADER_SIZE, socket.MSG_WAITALL)
+    length, kind, _, request_id = frame.HEADER.unpack(header)
+    config = DECODERS[kind].decode(channel.recv(length, socket.MSG_WAITALL))
+    if not isinstance(config, Serve):
+        raise ConfigError("the first message on the private socket must be Serve")
+    try:
+        server = SegmentServer(config, engine_pidfd)
+        server.start()
+    except (OSError, ConfigError) as error:
+        failure = Failure(ErrorCode.INTERNAL_ERROR, str(error))
+        channel.sendall(frame.pack(kind, frame.REPLY | frame.FAILED, request_id, encode(failure)))
+        return
+    answer = frame.pack(kind, frame.REPLY, request_id, encode(Serving(server.info, server.engine_writer)))
+    socket.send_fds(channel, [answer], server.descriptors)
+    server.serve_engine(channel)
+    server.run()
+    server.close()
+
+
+def _listen_tcp(host: str, low: int, high: int) -> socket.socket:
+    """A listening socket on a free port of [low, high).  Raises OSError with a sentence."""
+    family, _, _, _, address = socket.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    ports = list(range(low, high))
+    random.shuffle(ports)
+    for port in ports[:200]:
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((address[0], port, *address[2:]))
+            listener.listen(128)
+        except OSError as error:
+            listener.close()
+            if error.errno == 98:  # in use: try another
+                continue
+            raise OSError(error.errno, f"cannot listen on {host}:{port} ({error.strerror})") from None
+        return listener
+    raise OSError(f"no free port between {low} and {high} on {host}")
+
+
+def _listen_unix(directory: str, segment: int) -> tuple[socket.socket, str]:
+    """The socket that hands descriptors out, and its public name."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    if directory:
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        path = os.path.join(directory, f"mooncake-{segment:016x}.sock")
+        listener.bind(path)
+        os.chmod(path, stat.S_IRUSR | stat.S_IWUSR)
+        name = path
+    else:
+        name = f"@mooncake-{segment:016x}"
+        listener.bind("\0" + name[1:])
+    listener.listen(128)
+    return listener, name

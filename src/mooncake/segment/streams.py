@@ -1,0 +1,199 @@
+"""Serving a segment's bytes over tcp: a thread a stream, blocking calls that move megabytes each.
+
+Reads leave by sendfile straight from the memfd; writes arrive straight in the mapping.  One request is a batch, one
+acknowledgement ends it.
+"""
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+
+import msgspec
+
+from mooncake.errors import ErrorCode
+from mooncake.rpc import frame
+from mooncake.rpc.messages import (
+    DECODERS,
+    KINDS,
+    PROTOCOL,
+    Codes,
+    Failure,
+    Hello,
+    Message,
+    Read,
+    Welcome,
+    Write,
+    encode,
+)
+from mooncake.segment.owner import Owner, mark_dead
+from mooncake.segment.writers import Writer
+from mooncake.transfer import table
+from mooncake.version import __version__
+
+logger = logging.getLogger("mooncake.segment")
+
+MAX_STREAMS = 4096
+_STEP = 8 << 20
+
+
+class _RefusedError(Exception):
+    """The request is not one we serve; the stream is closed after saying why."""
+
+
+class Streams(threading.Thread):
+    """Accepts streams on `listener`."""
+
+    def __init__(self, listener: socket.socket, owner: Owner) -> None:
+        super().__init__(name="mooncake-tcp-accept", daemon=True)
+        self._listener = listener
+        self._owner = owner
+        self.moved = 0  # bytes, approximately: streams count without a lock
+        self._open = threading.BoundedSemaphore(MAX_STREAMS)
+
+    def run(self) -> None:
+        while True:
+            try:
+                stream, _ = self._listener.accept()
+            except OSError:
+                return
+            if not self._open.acquire(blocking=False):
+                stream.close()
+                continue
+            threading.Thread(target=self._serve, args=(stream,), name="mooncake-tcp", daemon=True).start()
+
+    def _serve(self, stream: socket.socket) -> None:
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3)):
+            stream.setsockopt(socket.IPPROTO_TCP, option, value)
+        writer = self._owner.writers.add_stream(stream)
+        try:
+            while True:
+                request_id, message = _receive(stream)
+                try:
+                    self._answer(stream, writer, request_id, message)
+                except _RefusedError as error:
+                    failure = Failure(ErrorCode.INVALID_PARAMS, str(error))
+                    _reply(stream, request_id, message, failure, frame.FAILED)
+                    return
+        except (OSError, EOFError, frame.FramingError, msgspec.MsgspecError) as error:
+            if not isinstance(error, EOFError):
+                logger.debug("a tcp stream ended: %s", error)
+        finally:
+            stream.close()
+            self._owner.writers.remove(writer)
+            self._open.release()
+
+    def _answer(self, stream: socket.socket, writer: Writer, request_id: int, message: Message) -> None:
+        if isinstance(message, Hello):
+            welcome = Welcome(PROTOCOL, __version__, self._owner.memory.table.term, self._owner.memory.table.lease_ms)
+            _reply(stream, request_id, message, welcome)
+        elif isinstance(message, Read):
+            self._read(stream, request_id, message)
+        elif isinstance(message, Write):
+            self._write(stream, writer, request_id, message)
+        else:
+            raise _RefusedError(f"{type(message).__name__} is not a request of the data port")
+
+    def _read(self, stream: socket.socket, request_id: int, message: Read) -> None:
+        memory = self._owner.memory
+        if message.segment != self._owner.segment:
+            _reply(stream, request_id, message, Codes([ErrorCode.SEGMENT_NOT_FOUND]))
+            return
+        _check_ranges(message.ranges, memory.size)
+        _reply(stream, request_id, message, Codes([0]), more=True)
+        self.moved += sum(message.ranges[1::2])
+        descriptor = stream.fileno()
+        for at in range(0, len(message.ranges), 2):
+            offset, left = message.ranges[at], message.ranges[at + 1]
+            while left:
+                sent = os.sendfile(descriptor, memory.data_fd, offset, left)
+                if sent == 0:
+                    raise ConnectionResetError("the reader went away")
+                offset += sent
+                left -= sent
+
+    def _write(self, stream: socket.socket, writer: Writer, request_id: int, message: Write) -> None:
+        """Every record's bytes are read off the stream, also of those that may not be written."""
+        memory = self._owner.memory
+        records = memory.table
+        for record in message.records:
+            _check_ranges(record.body.extents, memory.size)
+            if not record.slots or not all(0 <= slot < records.slots for slot in record.slots):
+                raise _RefusedError(f"slots {record.slots} are not in the table of {records.slots}")
+        if message.segment != self._owner.segment:
+            raise _RefusedError(f"segment {message.segment:#x} is not served here, but {self._owner.segment:#x}")
+        self.moved += sum(sum(record.body.extents[1::2]) for record in message.records)
+        codes = []
+        done = 0
+        try:
+            for record in message.records:
+                extents = record.body.extents
+                slot = record.slots[0]
+                records.begin(record.slots, record.seq, message.term, writer.number, record.body)
+                table.fence()
+                allowed = records.may_write(slot, record.seq, message.term)
+                if not allowed:
+                    mark_dead(self._owner, slot, record.seq)
+                for at in range(0, len(extents), 2):
+                    if allowed:
+                        _receive_exactly(stream, memory.data[extents[at] : extents[at] + extents[at + 1]])
+                    else:
+                        _discard(stream, extents[at + 1])
+                if allowed:
+                    records.set_state(slot, table.COMPLETE)
+                codes.append(0 if allowed else int(ErrorCode.INVALID_WRITE))
+                done += 1
+        except (OSError, EOFError, ValueError):
+            for record in message.records[done : done + 1]:
+                mark_dead(self._owner, record.slots[0], record.seq)
+            raise
+        _reply(stream, request_id, message, Codes(codes))
+
+
+def _check_ranges(ranges: list[int], size: int) -> None:
+    if len(ranges) % 2 or any(
+        offset < 0 or length <= 0 or offset + length > size
+        for offset, length in zip(ranges[::2], ranges[1::2], strict=True)
+    ):
+        raise _RefusedError(f"a range is outside the segment of {size} bytes")
+
+
+def _receive(stream: socket.socket) -> tuple[int, Message]:
+    header = bytearray(frame.HEADER_SIZE)
+    _receive_exactly(stream, memoryview(header))
+    length, kind, _, request_id = frame.HEADER.unpack(header)
+    if length > frame.MAX_BODY or kind not in DECODERS:
+        raise frame.FramingError(f"kind {kind} with {length} bytes is not a message")
+    body = bytearray(length)
+    _receive_exactly(stream, memoryview(body))
+    return request_id, DECODERS[kind].decode(body)
+
+
+def _receive_exactly(stream: socket.socket, target: memoryview) -> None:
+    """Fill `target`.  Raises EOFError when the peer is gone."""
+    at, end = 0, len(target)
+    while at < end:
+        got = stream.recv_into(target[at : at + _STEP], 0, socket.MSG_WAITALL)
+        if not got:
+            raise EOFError
+        at += got
+
+
+def _discard(stream: socket.socket, length: int) -> None:
+    scratch = memoryview(bytearray(min(length, 1 << 20)))
+    while length:
+        got = stream.recv_into(scratch[: min(length, len(scratch))])
+        if not got:
+            raise EOFError
+        length -= got
+
+
+def _reply(
+    stream: socket.socket, request_id: int, request: Message, message: Message, flags: int = 0, more: bool = False
+) -> None:
+    data = frame.pack(KINDS[type(request)], frame.REPLY | flags, request_id, encode(message))
+    with contextlib.suppress(BrokenPipeError):
+        stream.sendall(data, socket.MSG_MORE if more else 0)

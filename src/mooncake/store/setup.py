@@ -1,0 +1,128 @@
+"""What setup() accepts, in both its forms, and the code it ends with."""
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from mooncake.config_text import parse_bool, parse_size
+from mooncake.errors import ConfigError, ErrorCode, MooncakeError, StoreError
+
+if TYPE_CHECKING:
+    from mooncake.client.client import StoreClient
+
+_POSITIONAL = (
+    "local_hostname",
+    "metadata_server",
+    "global_segment_size",
+    "local_buffer_size",
+    "protocol",
+    "rdma_devices",
+    "master_server_addr",
+    "engine",
+    "enable_ssd_offload",
+    "ssd_offload_path",
+    "tenant_id",
+    "enable_client_http_server",
+    "client_http_port",
+)
+_REQUIRED = _POSITIONAL[:7]
+_DEFAULTS: dict[str, Any] = {
+    "engine": None,
+    "enable_ssd_offload": False,
+    "ssd_offload_path": "",
+    "tenant_id": "default",
+    "enable_client_http_server": False,
+    "client_http_port": 9300,
+}
+_DICT_DEFAULTS: dict[str, Any] = {
+    **_DEFAULTS,
+    "global_segment_size": 16 << 20,
+    "local_buffer_size": 16 << 20,
+    "protocol": "tcp",
+    "rdma_devices": "",
+    "master_server_addr": "127.0.0.1:50051",
+    "ipc_socket_path": "",
+}
+_PORT = re.compile(r".*[^:]:\d+|\[.*\]:\d+")
+
+
+class SetupError(MooncakeError):
+    """Setup cannot succeed; `code` is what it returns, the text says why."""
+
+    def __init__(self, code: ErrorCode, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+def open_client(args: tuple[Any, ...], kwargs: dict[str, Any]) -> "StoreClient":
+    """A client that has joined the pool.  Raises SetupError; TypeError for arguments that no form has."""
+    settings = _settings(args, kwargs)
+    explicit = bool(_PORT.fullmatch(str(settings["local_hostname"])))
+    failed = ErrorCode.INVALID_PARAMS if explicit else ErrorCode.INTERNAL_ERROR
+    try:
+        return _join(settings)
+    except (ConfigError, StoreError, OSError) as error:
+        raise SetupError(failed, str(error)) from None
+
+
+def _settings(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    if len(args) == 1 and isinstance(args[0], Mapping) and not kwargs:
+        settings = {**_DICT_DEFAULTS, **{str(name): value for name, value in args[0].items()}}
+        for name in ("local_hostname", "metadata_server"):
+            if name not in settings:
+                raise SetupError(ErrorCode.INVALID_PARAMS, f"the configuration lacks {name}, which is required")
+    else:
+        if len(args) > len(_POSITIONAL):
+            raise TypeError(f"setup() takes at most {len(_POSITIONAL)} arguments ({len(args)} given)")
+        settings = {**_DEFAULTS, **dict(zip(_POSITIONAL, args, strict=False))}
+        for name, value in kwargs.items():
+            if name not in _POSITIONAL or name in _POSITIONAL[: len(args)]:
+                raise TypeError(f"setup() got an unexpected or repeated keyword argument '{name}'")
+            settings[name] = value
+        missing = [name for name in _REQUIRED if name not in settings]
+        if missing:
+            raise TypeError(f"setup() lacks the arguments {', '.join(missing)}")
+    for name in ("global_segment_size", "local_buffer_size", "client_http_port"):
+        try:
+            settings[name] = parse_size(settings[name])
+        except ValueError as error:
+            raise SetupError(ErrorCode.INVALID_PARAMS, f"{name}: {error}") from None
+    for name in ("enable_ssd_offload", "enable_client_http_server"):
+        try:
+            settings[name] = parse_bool(settings[name])
+        except ValueError as error:
+            raise SetupError(ErrorCode.INVALID_PARAMS, f"{name}: {error}") from None
+    return settings
+
+
+def _join(settings: dict[str, Any]) -> "StoreClient":
+    from mooncake.client.session import SMALLEST_SEGMENT, ClientConfig, Session
+
+    if settings["enable_ssd_offload"]:
+        raise ConfigError("enable_ssd_offload is not supported by this version; leave it out")
+    if settings["engine"] is not None:
+        raise ConfigError("engine= is not supported by this version; pass None, the store opens its own transports")
+    config = ClientConfig(
+        local_hostname=str(settings["local_hostname"]),
+        metadata_server=str(settings["metadata_server"]),
+        segment_size=settings["global_segment_size"],
+        buffer_size=settings["local_buffer_size"],
+        protocol=str(settings["protocol"]).lower(),
+        master=str(settings["master_server_addr"]),
+    )
+    if not config.local_hostname or 0 < config.segment_size < SMALLEST_SEGMENT:
+        try:
+            config.check()
+        except ConfigError as error:
+            raise SetupError(ErrorCode.INVALID_PARAMS, str(error)) from None
+    session = Session(config)  # starts the private server, which boots while numpy is imported
+    try:
+        from mooncake.client.client import StoreClient
+
+        client = StoreClient(session)
+        if settings["enable_client_http_server"]:
+            client.serve_http(settings["client_http_port"])
+    except BaseException:
+        session.close()
+        raise
+    return client

@@ -1,0 +1,1 @@
+"""Moving bytes: segments and their tables, and the transports between them and a process's memory."""

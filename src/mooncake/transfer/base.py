@@ -1,0 +1,40 @@
+"""The one interface between the store client and the ways bytes can go."""
+
+from abc import ABC, abstractmethod
+
+from mooncake.rpc.messages import WriteRecord
+from mooncake.transfer.pieces import Pieces
+
+
+class Transport(ABC):
+    """Moves vectors between this process's memory and one segment.  Thread-safe; every call ends within its limit."""
+
+    name: str
+
+    @abstractmethod
+    def put(self, term: int, records: list[WriteRecord], pieces: Pieces, trusted: bool) -> list[int]:
+        """Write `records` of master `term` and their bytes; `pieces` cover the records' extents in order.
+
+        A code a record: 0 whole and marked so; INVALID_WRITE if its grant no longer stands.  Raises TransferError
+        if nothing can be said of any of them.  `trusted`: the memory is registered, so its addresses are valid.
+        """
+
+    @abstractmethod
+    def get(self, ranges: list[int], pieces: Pieces, trusted: bool) -> None:
+        """Read `ranges` (flat: offset, length, ...) of the segment into `pieces`, in order.  Raises TransferError."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the segment; no call is under way."""
+
+
+def merge(ranges: list[int]) -> list[int]:
+    """The same ranges with adjoining ones made one."""
+    merged = ranges[:2]
+    for at in range(2, len(ranges), 2):
+        offset, length = ranges[at], ranges[at + 1]
+        if offset == merged[-2] + merged[-1]:
+            merged[-1] += length
+        else:
+            merged += (offset, length)
+    return merged

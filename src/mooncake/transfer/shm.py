@@ -1,0 +1,106 @@
+"""Same host: the segment's memory is mapped here, and a copy is a copy.  Nothing passes through its server."""
+
+import contextlib
+import socket
+
+import msgspec
+
+from mooncake.errors import ErrorCode, TransferError
+from mooncake.rpc import frame
+from mooncake.rpc.client import set_time_limit
+from mooncake.rpc.messages import DECODERS, KINDS, Attach, Attached, SegmentInfo, WriteRecord, encode
+from mooncake.transfer import table
+from mooncake.transfer.base import Transport, merge
+from mooncake.transfer.memory import SegmentMemory
+from mooncake.transfer.pieces import Pieces, gather, read_file, scatter, write_file
+
+ATTACH_LIMIT = 1.0  # seconds
+
+
+class ShmTransport(Transport):
+    """`link` is the unix socket to the segment's server; its end means that the server is gone."""
+
+    name = "shm"
+
+    def __init__(self, memory: SegmentMemory, writer: int, link: socket.socket | None) -> None:
+        self.memory = memory
+        self.link = link
+        self._writer = writer
+
+    def put(self, term: int, records: list[WriteRecord], pieces: Pieces, trusted: bool) -> list[int]:
+        records_table = self.memory.table
+        for record in records:
+            records_table.begin(record.slots, record.seq, term, self._writer, record.body)
+        table.fence()
+        codes = [
+            0 if records_table.may_write(record.slots[0], record.seq, term) else int(ErrorCode.INVALID_WRITE)
+            for record in records
+        ]
+        try:
+            if not any(codes):
+                self._write([x for record in records for x in record.body.extents], pieces, trusted)
+            else:
+                at = 0
+                for record, code in zip(records, codes, strict=True):
+                    length = sum(record.body.extents[1::2])
+                    if not code:
+                        self._write(record.body.extents, pieces.part(at, length), trusted)
+                    at += length
+        except BaseException:
+            for record in records:
+                records_table.set_state(record.slots[0], table.DEAD)
+            raise
+        for record, code in zip(records, codes, strict=True):
+            records_table.set_state(record.slots[0], table.DEAD if code else table.COMPLETE)
+        return codes
+
+    def get(self, ranges: list[int], pieces: Pieces, trusted: bool) -> None:
+        at = 0
+        runs = merge(ranges)
+        for i in range(0, len(runs), 2):
+            offset, length = runs[i], runs[i + 1]
+            part = pieces if len(runs) == 2 else pieces.part(at, length)
+            if not (trusted and scatter(self.memory.address + offset, part)):
+                read_file(self.memory.data_fd, offset, part)
+            at += length
+
+    def _write(self, ranges: list[int], pieces: Pieces, trusted: bool) -> None:
+        at = 0
+        runs = merge(ranges)
+        for i in range(0, len(runs), 2):
+            offset, length = runs[i], runs[i + 1]
+            part = pieces if len(runs) == 2 else pieces.part(at, length)
+            if not (trusted and gather(part, self.memory.address + offset)):
+                write_file(self.memory.data_fd, offset, part)
+            at += length
+
+    def close(self) -> None:
+        if self.link is not None:
+            self.link.close()
+        self.memory.close()
+
+
+def attach(info: SegmentInfo) -> ShmTransport | None:
+    """A mapping of the segment, or None where its server's unix socket cannot be reached: another host.
+
+    That the descriptors arrive, and that the table behind them names the segment, proves that it is this host.
+    """
+    link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    set_time_limit(link, ATTACH_LIMIT)
+    try:
+        link.connect("\0" + info.unix[1:] if info.unix.startswith("@") else info.unix)
+        link.sendall(frame.pack(KINDS[Attach], frame.REQUEST, 1, encode(Attach(info.segment))))
+        data, descriptors, _, _ = socket.recv_fds(link, 4096, 2)
+        answer = frame.FrameReader().feed(data)
+        if len(descriptors) != 2 or not answer:
+            raise TransferError("no descriptors came")
+        attached = DECODERS[KINDS[Attached]].decode(answer[0].body)
+        assert isinstance(attached, Attached)
+        memory = SegmentMemory(descriptors[0], descriptors[1], attached.size)
+        memory.table.check(info.segment)
+    except (OSError, ValueError, TransferError, msgspec.MsgspecError, frame.FramingError):
+        link.close()
+        return None
+    with contextlib.suppress(OSError):
+        link.setblocking(False)
+    return ShmTransport(memory, attached.writer, link)

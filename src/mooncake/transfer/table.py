@@ -1,0 +1,204 @@
+"""The segment table: beside a segment's bytes, one record for every value in it.
+
+The table makes the master's directory soft: a new master is filled from the tables.  It lives in shared memory
+of its own (a memfd that the segment server owns and every same-host client maps), so that it takes nothing from
+the segment's capacity.  Pages that no record has used yet cost no memory.
+
+    header, 4096 bytes   magic, layout version, segment, size, slots, term, lease_ms
+    slot 0, slot 1, ...  SLOT_SIZE bytes each
+
+    head slot   u64 revoked seq | u64 seq | u64 term | u32 writer | u32 body length | u32 next slot + 1 |
+                u8 state ... padding to SLOT_HEADER | first bytes of the body
+    spill slot  the same header with state SPILL, only `next` used, then more of the body
+
+Who writes what: the master hands slots out (never two records in one slot at a time); a *writer* fills a record in
+and moves it EMPTY/DEAD → WRITING → COMPLETE; only the *owner* (the segment server) writes `term`, `lease_ms`, `revoked`
+and moves a record to REMOVED or DEAD.  Two fences keep a late writer out, each side writing first and reading after:
+
+    writer: state = WRITING, then reads `revoked` and `term`; goes on only if revoked < seq and term is the grant's
+    owner:  revoked = seq,  then reads `state`; if WRITING, the extents stay quarantined until the writer is gone
+    owner:  term = new,     then scans the states (re-mount)
+"""
+
+import struct
+import threading
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from mooncake.rpc.messages import Body
+
+MAGIC = 0x4D4B5654
+LAYOUT = 1
+HEADER_SIZE = 4096
+SLOT_SIZE = 256
+SLOT_HEADER = 48
+SLOT_ROOM = SLOT_SIZE - SLOT_HEADER
+GRANULE = 256  # bytes: what the allocator rounds lengths to; as many slots as granules
+
+EMPTY, WRITING, COMPLETE, REMOVED, DEAD, SPILL = range(6)
+
+_HEADER = struct.Struct("<IIQQQQQ")  # magic, layout, segment, size, slots, term, lease_ms
+_TERM_AT = 32
+_SLOT = struct.Struct("<QQQIIIB")  # revoked, seq, term, writer, length, next + 1, state
+_REST = struct.Struct("<QQIIIB")  # all but revoked, which only the owner writes
+_U64 = struct.Struct("<Q")
+_STATE_AT = 36
+_FIXED_BODY = 96  # msgpack of a Body without key, group, client and extents, rounded up
+_EXTENT_BODY = 18
+_UNUSED_RUN = 1 << 16  # the master hands out the lowest slots first, so a gap this long means the end
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Body).decode
+_barrier = threading.Lock()
+
+
+def fence() -> None:
+    """Order this thread's earlier stores before its later loads, as other processes see them (a locked
+    instruction is a full barrier on the processors we run on)."""
+    with _barrier:
+        pass
+
+
+def slot_count(size: int) -> int:
+    """How many slots the table of a segment of `size` bytes has."""
+    return size // GRANULE + 1024
+
+
+def table_size(size: int) -> int:
+    """Bytes of the table of a segment of `size` bytes (virtual: unused pages take no memory)."""
+    return HEADER_SIZE + slot_count(size) * SLOT_SIZE
+
+
+def _text_size(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
+
+
+def slots_needed(key: str, group: str, client: str, extents: int) -> int:
+    """Upper bound of the slots that the record of a part with `extents` extents takes."""
+    length = _FIXED_BODY + _text_size(key) + _text_size(group) + len(client) + _EXTENT_BODY * extents
+    return -(-length // SLOT_ROOM)
+
+
+class SlotView(NamedTuple):
+    """What a head slot says, and its whole record."""
+
+    slots: list[int]
+    state: int
+    term: int
+    seq: int
+    writer: int
+    body: Body
+
+
+class Table:
+    """One mapped table.  Writers and owner use the same class; who may call what is said above."""
+
+    def __init__(self, memory: memoryview) -> None:
+        self._memory = memory
+
+    def format(self, segment: int, size: int) -> None:
+        _HEADER.pack_into(self._memory, 0, MAGIC, LAYOUT, segment, size, slot_count(size), 0, 0)
+
+    def check(self, segment: int) -> None:
+        """Raise ValueError unless this is the table of `segment` in a layout we know."""
+        magic, layout, found, *_ = _HEADER.unpack_from(self._memory, 0)
+        if magic != MAGIC or layout != LAYOUT or found != segment:
+            raise ValueError(f"not the table of segment {segment:#x} (layout {layout}, expected {LAYOUT})")
+
+    @property
+    def slots(self) -> int:
+        return int(_HEADER.unpack_from(self._memory, 0)[4])
+
+    @property
+    def term(self) -> int:
+        return int(_U64.unpack_from(self._memory, _TERM_AT)[0])
+
+    @property
+    def lease_ms(self) -> int:
+        return int(_U64.unpack_from(self._memory, _TERM_AT + 8)[0])
+
+    def set_term(self, term: int, lease_ms: int) -> None:
+        """Owner: from now on serve this master.  Scan only afterwards."""
+        _U64.pack_into(self._memory, _TERM_AT + 8, lease_ms)
+        _U64.pack_into(self._memory, _TERM_AT, term)
+        fence()
+
+    # -- writer
+
+    def begin(self, slots: list[int], seq: int, term: int, writer: int, body: Body) -> None:
+        """Write the record in state WRITING.  `slots` must hold it (slots_needed)."""
+        raw = _encode(body)
+        length, memory = len(raw), self._memory
+        if length > len(slots) * SLOT_ROOM:
+            raise ValueError(f"record of {length} bytes does not fit {len(slots)} slots")
+        at = length
+        for i in range(len(slots) - 1, -1, -1):  # spills first: the head makes the record visible
+            base = HEADER_SIZE + slots[i] * SLOT_SIZE
+            start = i * SLOT_ROOM
+            piece = raw[start:at] if at > start else b""
+            at = min(at, start)
+            follow = slots[i + 1] + 1 if i + 1 < len(slots) else 0
+            memory[base + SLOT_HEADER : base + SLOT_HEADER + len(piece)] = piece
+            if i:
+                _REST.pack_into(memory, base + 8, seq, term, writer, 0, follow, SPILL)
+            else:
+                _REST.pack_into(memory, base + 8, seq, term, writer, length, follow, WRITING)
+
+    def may_write(self, slot: int, seq: int, term: int) -> bool:
+        """After `begin` and a fence: whether the grant still stands."""
+        base = HEADER_SIZE + slot * SLOT_SIZE
+        return bool(_U64.unpack_from(self._memory, base)[0] < seq and self.term == term)
+
+    def set_state(self, slot: int, state: int) -> None:
+        self._memory[HEADER_SIZE + slot * SLOT_SIZE + _STATE_AT] = state
+
+    # -- owner
+
+    def state(self, slot: int) -> tuple[int, int, int]:
+        """(state, seq, writer) of a slot."""
+        _, seq, _, writer, _, _, state = _SLOT.unpack_from(self._memory, HEADER_SIZE + slot * SLOT_SIZE)
+        return state, seq, writer
+
+    def revoke(self, slot: int, seq: int) -> None:
+        """From now on no writer with this or an older seq may begin in `slot`."""
+        _U64.pack_into(self._memory, HEADER_SIZE + slot * SLOT_SIZE, seq)
+        fence()
+
+    def records(self) -> Iterator[SlotView]:
+        """Every WRITING, COMPLETE or REMOVED record, by slot.  Stops at the first never-used page run."""
+        memory = self._memory
+        total = self.slots
+        unused = 0
+        for slot in range(total):
+            base = HEADER_SIZE + slot * SLOT_SIZE
+            state = memory[base + _STATE_AT]
+            if state == EMPTY:
+                unused += 1
+                if unused > _UNUSED_RUN:
+                    return
+                continue
+            unused = 0
+            if state in (WRITING, COMPLETE, REMOVED):
+                view = self._read(slot)
+                if view is not None:
+                    yield view
+
+    def _read(self, slot: int) -> SlotView | None:
+        memory = self._memory
+        base = HEADER_SIZE + slot * SLOT_SIZE
+        _, seq, term, writer, length, follow, state = _SLOT.unpack_from(memory, base)
+        slots, raw = [slot], bytes(memory[base + SLOT_HEADER : base + SLOT_HEADER + min(length, SLOT_ROOM)])
+        while len(raw) < length and follow and len(slots) <= length // SLOT_ROOM:
+            slots.append(follow - 1)
+            base = HEADER_SIZE + (follow - 1) * SLOT_SIZE
+            raw += bytes(memory[base + SLOT_HEADER : base + SLOT_HEADER + min(length - len(raw), SLOT_ROOM)])
+            follow = _SLOT.unpack_from(memory, base)[5]
+        if follow:
+            slots.append(follow - 1)
+        try:
+            body = _decode(raw)
+        except msgspec.MsgspecError:
+            return None  # a writer was stopped while it wrote the record
+        return SlotView(slots, state, term, seq, writer, body)

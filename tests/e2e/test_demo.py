@@ -1,0 +1,131 @@
+"""`scripts/demo`, as a user runs it: its figures, and that it leaves nothing behind however it ends."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from tests.processes import wait_until
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
+
+DEMO = Path(__file__).parents[2] / "scripts" / "demo"
+
+
+class Run:
+    """A demo in a group of its own; every process below it carries a marker in its environment."""
+
+    def __init__(self, *arguments: str) -> None:
+        self._marker = f"DEMO_TEST_RUN={uuid.uuid4()}"
+        name, value = self._marker.split("=")
+        self.process = subprocess.Popen(
+            [DEMO, *arguments],
+            env={**os.environ, name: value},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def read_until(self, text: str) -> str:
+        """What it printed up to the line that holds `text`."""
+        read = ""
+        for line in self.process.stdout:
+            read += line
+            if text in line:
+                return read
+        raise AssertionError(read)
+
+    def end(self, limit: float) -> tuple[int, str]:
+        """Exit code and the rest of what it printed."""
+        text = self.process.communicate(timeout=limit)[0]
+        return self.process.returncode, text
+
+    def processes(self) -> list[str]:
+        """Command lines of all its processes that live."""
+        found = []
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdigit():
+                try:
+                    if self._marker.encode() in (folder / "environ").read_bytes():
+                        found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+                except OSError:
+                    continue
+        return found
+
+
+@pytest.fixture
+def demo(python):
+    """Starts demos; skips where there is no vLLM environment."""
+    runs = []
+
+    def start(*arguments: str) -> Run:
+        runs.append(Run(*arguments))
+        return runs[-1]
+
+    yield start
+    for run in runs:
+        if run.process.poll() is None:
+            run.process.terminate()
+        run.process.communicate()
+
+
+def test_figures(demo, tmp_path):
+    file = tmp_path / "figures.json"
+    run = demo("--json", str(file))
+    code, text = run.end(600)
+    assert code == 0, text
+    assert run.processes() == []
+    assert "time to first token, warm on B" in text
+
+    figures = json.loads(file.read_text())
+    assert figures["same_answer"] is True
+    assert figures["prompt_tokens"] >= 1500
+    full_blocks = figures["prompt_tokens"] // figures["block_size"]
+    assert figures["pool_tokens"] >= (full_blocks - 1) * figures["block_size"]
+    assert figures["pool_keys"] >= full_blocks
+    assert figures["ttft_warm_s"] <= 0.5 * figures["ttft_cold_s"]
+    assert "Solheim" in figures["answer"]
+
+
+@pytest.mark.parametrize(
+    ("number", "limit"), [(signal.SIGINT, 20), (signal.SIGTERM, 20), (signal.SIGKILL, 10)], ids=lambda value: str(value)
+)
+def test_leaves_no_process_behind(demo, number, limit):
+    run = demo()
+    run.read_until("starting vLLM instance A")
+    time.sleep(6)  # into the instances' start
+    assert len(run.processes()) >= 4
+    run.process.send_signal(number)
+    code, _ = run.end(limit)
+    assert code == (-number if number == signal.SIGKILL else 128 + number)
+    wait_until(lambda: not run.processes(), limit, "the end of every process")
+
+
+def test_a_dead_instance_ends_the_demo_with_its_reason(demo):
+    run = demo()
+    run.read_until("starting vLLM instance A")
+    time.sleep(6)
+    master = next(
+        int(folder.name)
+        for folder in Path("/proc").iterdir()
+        if folder.name.isdigit() and _is_master(folder, run.process.pid)
+    )
+    os.kill(master, signal.SIGKILL)
+    code, text = run.end(30)
+    assert code == 1
+    assert "scripts/demo: the master was ended by SIGKILL" in text
+    assert run.processes() == []
+
+
+def _is_master(folder: Path, parent: int) -> bool:
+    try:
+        stat, command = (folder / "stat").read_text(), (folder / "cmdline").read_bytes()
+    except OSError:
+        return False
+    return int(stat.rpartition(")")[2].split()[1]) == parent and b"mooncake.cli.master" in command

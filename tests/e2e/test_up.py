@@ -1,0 +1,151 @@
+"""`mooncake up`, as a user runs it."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mooncake.cli.loopback import accepts, fetch, metric
+from tests.processes import BIN, children, free_port, gone, wait_until
+
+MIB = 1 << 20
+
+
+class Up:
+    """A running `mooncake up`, and what it printed."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [BIN / "mooncake", "up", "--size", "64MB", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.text = ""
+        for line in self.process.stdout:
+            self.text += line
+            if line.startswith("Ctrl-C"):
+                break
+        if "Ctrl-C" in self.text:
+            self.port, self.metrics_port = (int(self.group(rf"{what}:(\d+)")) for what in (r"master [\d.]+", r"http.*"))
+            self.config = Path(self.group(r"MOONCAKE_CONFIG_PATH=(\S+)"))
+            self.servers = {
+                name: pid
+                for pid in children(self.process.pid)
+                for name in ("master", "client")
+                if f"mooncake.cli.{name}" in Path(f"/proc/{pid}/cmdline").read_text()
+            }
+
+    def group(self, pattern: str) -> str:
+        return re.search(pattern, self.text)[1]
+
+    def end(self, number: int | None = None) -> tuple[int, str]:
+        """Exit code and messages."""
+        if number:
+            self.process.send_signal(number)
+        messages = self.process.communicate(timeout=20)[1]
+        return self.process.returncode, messages
+
+    def left_nothing(self) -> None:
+        assert all(map(gone, self.servers.values()))
+        assert not accepts(self.port)
+        assert not self.config.parent.exists()
+
+
+@pytest.fixture
+def up():
+    started = []
+
+    def start(*arguments: str) -> Up:
+        started.append(Up(*arguments))
+        return started[-1]
+
+    yield start
+    for one in started:
+        if one.process.poll() is None:
+            one.process.kill()
+        one.process.communicate()
+
+
+def test_the_printed_lines_work(up):
+    pool = up()
+    lines = pool.text.split("Python:\n")[1].split("\n\n")[0]
+    program = "\n".join(line.strip() for line in lines.splitlines()) + "\nstore.close()"
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
+    assert answer.stdout == "b'hello'\n"
+    metrics = fetch(pool.metrics_port, "/metrics")
+    assert metric(metrics, "master_key_count") == 1, "a value outlives the store that put it"
+    assert metric(metrics, "master_total_capacity_bytes") == 64 * MIB
+
+    config = json.loads(pool.config.read_text())
+    assert config["master_server_address"] == f"127.0.0.1:{pool.port}"
+    assert (config["mode"], config["global_segment_size"]) == ("standalone-store", 0)
+    command = shlex.split(pool.group(r"(vllm serve .*)"))
+    flags = json.loads(command[command.index("--kv-transfer-config") + 1])
+    assert flags["kv_load_failure_policy"] == "recompute"
+    assert flags["kv_connector_extra_config"]["lookup_async"] is True
+    assert flags["kv_connector_extra_config"]["lookup_rpc_port"] > 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stops_cleanly(up, number):
+    pool = up()
+    start = time.monotonic()
+    assert pool.end(number) == (0, "")
+    assert time.monotonic() - start < 3
+    pool.left_nothing()
+
+
+def test_ctrl_c_in_a_terminal_reaches_the_whole_group(up):
+    """A terminal signals every process of the foreground group at once."""
+    pool = up()
+    groups = {os.getpgid(pid) for pid in pool.servers.values()}
+    assert os.getpgid(pool.process.pid) not in groups
+
+
+def test_says_which_server_died(up):
+    pool = up()
+    os.kill(pool.servers["client"], signal.SIGKILL)
+    code, messages = pool.end()
+    assert code == 1
+    assert messages.startswith("mooncake: the segment server was ended by SIGKILL")
+    pool.left_nothing()
+
+
+def test_its_servers_die_with_it(up):
+    pool = up()
+    pool.end(signal.SIGKILL)
+    wait_until(lambda: all(map(gone, pool.servers.values())), 5, "the end of both servers")
+
+
+def test_uses_the_ports_it_is_given(up):
+    port, metrics_port = free_port(), free_port()
+    pool = up("--port", str(port), "--metrics-port", str(metrics_port))
+    assert (pool.port, pool.metrics_port) == (port, metrics_port)
+
+    code, messages = up("--port", str(port)).end()
+    assert code == 1
+    assert messages == (f"mooncake: --port: another program listens on port {port} of 127.0.0.1; choose another one.\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--size", "a lot"), "--size: expected a size in bytes"),
+        (("--size", "1MB"), "--size must be at least 16MB"),
+        (("--size", "900TB"), "--size is 900TB, but this host has only"),
+        (("--port", "70000"), "--port must be a port number"),
+    ],
+)
+def test_wrong_settings_get_a_sentence(up, arguments, message):
+    code, messages = up(*arguments).end()
+    assert code == 1
+    assert messages.startswith(f"mooncake: {message}")
+    assert messages.count("\n") == 1
