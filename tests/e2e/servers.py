@@ -27,6 +27,7 @@ class Zygote:
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "OMP_NUM_THREADS": "1",
+            "OMP_WAIT_POLICY": "PASSIVE",
         }
         with log.open("wb") as errors:
             self._process = subprocess.Popen(

@@ -145,6 +145,7 @@ class DirectoryMachine(RuleBasedStateMachine):
                 if row.state != WRITING:
                     for reading in self.readings:
                         assert (server.info.segment, slot, seq) not in reading.records, "killed under a read lease"
+                    row.state = REMOVED  # from then on it is announced to nobody as a value
             if not hide:
                 server.kills.append((slot, seq))
 
@@ -191,7 +192,9 @@ class DirectoryMachine(RuleBasedStateMachine):
             for reading in self.readings:
                 if reading.term == self.directory.term:
                     assert not any(reading.keys.get(k) == v.seq for k, v in self.values.items() if v in members)
-            assert not any(put.value.group == value.group for put in self.open.values() if value.group)
+            if value.group:
+                for seq, put in self.open.items():
+                    assert put.value.group != value.group or seq not in self.directory.puts.by_seq
             del self.values[key]
 
     # -- puts
@@ -453,13 +456,8 @@ class DirectoryMachine(RuleBasedStateMachine):
     def return_(self, number: int) -> None:
         server = self.servers.get(number)
         if server is not None and server.away_since is not None:
-            self.revive(server)
             self.connect(server)
             self.after_return()
-
-    def revive(self, server: Server) -> None:
-        """What the directory is to list again when `server` has announced its table (unless it resumes)."""
-        del server
 
     def after_return(self) -> None:
         """Values that wait for their segments come back with them, or have become something newer."""

@@ -97,6 +97,15 @@ class Attachments:
         finally:
             attachment.leave()
 
+    def enter_mapped(self, segment: int) -> tuple[Attachment, ShmTransport] | None:
+        """The attachment, entered (`leave` must follow), if its memory is mapped here already."""
+        attachment = self._by_segment.get(segment)
+        if attachment is not None:
+            transport = attachment.transport
+            if isinstance(transport, ShmTransport) and attachment.enter():
+                return attachment, transport
+        return None
+
     def count(self, segment: int, length: int) -> None:
         known = self._by_segment.get(segment)
         if known is not None:

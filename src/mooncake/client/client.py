@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from mooncake.client.attachments import Attachments
 from mooncake.client.get import GetPipeline
+from mooncake.client.leases import LeaseReturns
 from mooncake.client.put import PutPipeline
 from mooncake.client.registered import RegisteredMemory
 from mooncake.client.session import Session
@@ -33,7 +34,8 @@ class StoreClient:
         self.registered = RegisteredMemory()
         self.attachments = Attachments(self.rpc, session.hello, self.config.force_tcp, self.config.transfer_limit)
         self.puts = PutPipeline(self.rpc, self.attachments, session.client_id)
-        self.gets = GetPipeline(self.rpc, self.attachments)
+        self._returns = LeaseReturns(self.rpc)
+        self.gets = GetPipeline(self.rpc, self.attachments, self._returns)
         if session.server is not None:
             serving, memory = session.server.wait()
             self.attachments.add_own(serving.info, ShmTransport(memory, serving.writer, None))
@@ -58,6 +60,7 @@ class StoreClient:
             self._http.close()
         if self._session.server is not None:
             self._session.server.close()
+        self._returns.close()
         self.attachments.close()
         self._session.close()
         self.registered.clear()

@@ -2,17 +2,18 @@
 
 import itertools
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
 from mooncake.client.attachments import Attachments
+from mooncake.client.leases import LeaseReturns
 from mooncake.client.put import PiecesOf, Trust
 from mooncake.errors import ErrorCode, StoreError, TransferError
-from mooncake.rpc import frame
 from mooncake.rpc.client import Client
-from mooncake.rpc.messages import KINDS, Found, GetReply, GetStart, LeaseReturn, encode
-from mooncake.transfer.pieces import Pieces
+from mooncake.rpc.messages import Found, GetReply, GetStart
+from mooncake.transfer.pieces import Pieces, pieces_of
 
 LEASE_MARGIN = 0.02  # of the lease, for the difference of two clocks' rates
 
@@ -31,8 +32,9 @@ class Located(NamedTuple):
 
 
 class GetPipeline:
-    def __init__(self, rpc: Client, attachments: Attachments) -> None:
+    def __init__(self, rpc: Client, attachments: Attachments, returns: LeaseReturns) -> None:
         self._rpc = rpc
+        self._returns = returns
         self._attachments = attachments
 
     def locate(self, keys: list[str]) -> Located:
@@ -44,8 +46,45 @@ class GetPipeline:
     def finish(self, located: Located) -> None:
         """Hand the lease back: everything is copied, or nothing will be."""
         if located.lease:
-            body = encode(LeaseReturn([located.lease]))
-            self._rpc.send(frame.pack(KINDS[LeaseReturn], frame.ONE_WAY, 0, body))
+            self._returns.give(located.lease, sum(found.size for found in located.found if not isinstance(found, int)))
+
+    def get_one(self, key: str, room: Callable[[int], int], trust: Callable[[int, int], bool]) -> int:
+        """Copy one value to where `room`(size) says: an address, or a code <= 0 that ends the call.  The value's
+        size, or a code < 0."""
+        try:
+            located = self.locate([key])
+        except StoreError as error:
+            return int(error.code)
+        found = located.found[0]
+        if isinstance(found, int):
+            return found
+        try:
+            size = found.size
+            address = room(size)
+            if address <= 0:
+                return address
+            place = found.places[0]
+            mapped = None
+            if len(found.places) == 1 and len(place) == 3:
+                mapped = self._attachments.enter_mapped(place[0])
+            if mapped is None:
+                pieces = pieces_of([address], [size])
+                trusted = trust(address, size)
+                code = self.fetch([found.places], lambda _: pieces, located.deadline, lambda _: trusted)[0]
+                return code or size
+            attachment, transport = mapped
+            try:
+                transport.get_one(place[1], size, address, trust(address, size))
+            except TransferError as error:
+                return int(error.code)
+            finally:
+                attachment.leave()
+            if now() >= located.deadline:
+                return int(ErrorCode.LEASE_EXPIRED)
+            self._attachments.count(place[0], size)
+            return size
+        finally:
+            self.finish(located)
 
     def fetch(self, places: list[list[list[int]]], pieces_of: PiecesOf, deadline: float, trust: Trust) -> list[int]:
         """Copy values into pieces.  `places`: for each value the places of its replicas.  A code a value."""

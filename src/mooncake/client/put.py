@@ -1,5 +1,7 @@
 """The put pipeline: room for a batch (one call) → records and bytes into segments → tell the master (one call)."""
 
+import contextlib
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -8,13 +10,18 @@ from mooncake.client.attachments import Attachments
 from mooncake.errors import ErrorCode, StoreError, TransferError
 from mooncake.rpc.client import Client
 from mooncake.rpc.messages import Body, Codes, Grant, Part, PutEnd, PutOptions, PutStart, PutStarted, WriteRecord
-from mooncake.transfer.pieces import Pieces
+from mooncake.transfer.pieces import Pieces, pieces_of
 
 PiecesOf = Callable[[Sequence[int]], Pieces]
 """Gives the pieces of some of a batch's values (by index, in that order), one after another."""
 
 Trust = Callable[[Pieces], bool]
 """Whether all these addresses are known to be valid."""
+
+
+EAGER = 1 << 20  # bytes: single values up to here do not wait for the reply to PutEnd ...
+EAGER_LIMIT = 0.5  # seconds: ... if PutStart was so short a time ago that the master cannot have discarded them
+_PLAIN = PutOptions()
 
 
 class _Share:
@@ -50,6 +57,71 @@ class PutPipeline:
         self._finish(granted, bad, codes)
         return codes
 
+    def put_one(self, key: str, size: int, address: int, options: PutOptions | None, trusted: bool) -> int:
+        """As `put`, of one value at one address: short cuts for what is small and on this host."""
+        eager = size <= EAGER
+        started_at = time.monotonic()
+        try:
+            started, term = self._rpc.call_from(PutStart([key], [size], options, eager), PutStarted)
+        except StoreError as error:
+            return int(error.code)
+        grant = started.grants[0]
+        if isinstance(grant, int):
+            return grant
+        part = grant.replicas[0][0]
+        if len(grant.replicas) > 1 or len(grant.replicas[0]) > 1 or len(part.extents) > 2:
+            mapped = None
+        else:
+            mapped = self._attachments.enter_mapped(part.segment)
+        codes = [0]
+        if mapped is None:
+            pieces = pieces_of([address], [size])
+            bad = self._write([key], [size], {0: grant}, term, lambda _: pieces, options, lambda _: trusted)
+        else:
+            attachment, transport = mapped
+            body = self._body(key, size, [part.extents[0], size], 0, 0, 1, options or _PLAIN, 0)
+            try:
+                code = transport.put_one(term, WriteRecord(part.slots, grant.seq, body), address, trusted)
+            except TransferError as error:
+                code = int(error.code)
+            finally:
+                attachment.leave()
+            if not code:
+                self._attachments.count(part.segment, size)
+                if eager and time.monotonic() - started_at < EAGER_LIMIT:
+                    with contextlib.suppress(StoreError):
+                        self._rpc.post(PutEnd([grant.seq]))
+                        return 0
+            bad = {(0, 0): code} if code else {}
+        self._finish({0: grant}, bad, codes)
+        return codes[0]
+
+    def _body(
+        self,
+        key: str,
+        size: int,
+        extents: list[int],
+        replica: int,
+        part: int,
+        parts: int,
+        options: PutOptions,
+        index: int,
+    ) -> Body:
+        return Body(
+            key,
+            size,
+            extents,
+            replica,
+            part,
+            parts,
+            options.groups[index] if options.groups else "",
+            options.hard_pin,
+            0.0,
+            options.soft_pin_ttl_ms if options.soft_pin_action == 1 else None,
+            options.data_type,
+            self._client_id,
+        )
+
     def _write(
         self,
         keys: list[str],
@@ -62,26 +134,13 @@ class PutPipeline:
     ) -> dict[tuple[int, int], int]:
         """Fill the granted room; (index, replica) → code of what failed."""
         shares: dict[int, _Share] = {}
-        options = options or PutOptions()
-        groups = options.groups
+        options = options or _PLAIN
         for i, grant in granted.items():
             for replica, parts in enumerate(grant.replicas):
                 start = 0
                 for number, part in enumerate(parts):
-                    body = Body(
-                        keys[i],
-                        sizes[i],
-                        _exact(part, sizes[i], start, number == len(parts) - 1),
-                        replica,
-                        number,
-                        len(parts),
-                        groups[i] if groups else "",
-                        options.hard_pin,
-                        0.0,
-                        options.soft_pin_ttl_ms if options.soft_pin_action == 1 else None,
-                        options.data_type,
-                        self._client_id,
-                    )
+                    extents = _exact(part, sizes[i], start, number == len(parts) - 1)
+                    body = self._body(keys[i], sizes[i], extents, replica, number, len(parts), options, i)
                     length = sum(body.extents[1::2])
                     share = shares.setdefault(part.segment, _Share())
                     share.records.append(WriteRecord(part.slots, grant.seq, body))

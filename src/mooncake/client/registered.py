@@ -66,6 +66,12 @@ class RegisteredMemory:
             and (not write or writable[index].all())
         )
 
+    def covers_one(self, address: int, size: int, write: bool) -> bool:
+        """As `covers`, of one piece."""
+        with self._lock:
+            at = bisect.bisect_right(self._bases, address) - 1
+            return at >= 0 and address + size <= self._ends[at] and (not write or self._writable[at])
+
     def _freeze(self) -> tuple[Int64Array, Int64Array, npt.NDArray[np.bool_]]:
         return np.array(self._bases, np.int64), np.array(self._ends, np.int64), np.array(self._writable, bool)
 

@@ -30,7 +30,18 @@ _SIZES = 4096  # how many different sizes share their int
 class Wish:
     """Some keys that want room.  `answers`: a code or a Grant for each key; `lacking`: indexes without either."""
 
-    __slots__ = ("answers", "client", "deadline", "groups", "keys", "lacking", "on_settled", "options", "sizes")
+    __slots__ = (
+        "answers",
+        "client",
+        "deadline",
+        "eager",
+        "groups",
+        "keys",
+        "lacking",
+        "on_settled",
+        "options",
+        "sizes",
+    )
 
     def __init__(
         self,
@@ -50,6 +61,7 @@ class Wish:
         self.answers: list[int | Grant] = [0] * len(keys)
         self.lacking = list(range(len(keys)))
         self.on_settled: Callable[[], None] | None = None
+        self.eager = False
 
     @property
     def settled(self) -> bool:
@@ -229,6 +241,8 @@ class Granting:
             if len(replicas) < options.replica_num:
                 self._counters["master_put_start_partial_allocations_total"] += 1
         self._puts.add(Put(obj, wish.client, group, now, soft_pin_s))
+        if wish.eager:
+            self._puts.eager[obj.key] = now
         if group:
             self._catalog.group(group).open += 1
         return Grant(

@@ -12,6 +12,7 @@ from mooncake.master.membership import Client
 from mooncake.master.objects import Object
 
 _REMEMBERED = 4096
+_EAGER_S = 0.1  # how long an eager put's PutEnd is waited for
 
 
 class Put(msgspec.Struct, gc=False, eq=False):
@@ -30,6 +31,7 @@ class Puts:
     def __init__(self) -> None:
         self.by_seq: dict[int, Put] = {}
         self.by_key: dict[str, Put] = {}
+        self.eager: dict[str, float] = {}  # key → start of open puts whose callers do not wait for PutEnd's reply
         self._ended: dict[int, str] = {}
         self._ended_before: dict[int, str] = {}
 
@@ -44,7 +46,21 @@ class Puts:
         del self.by_seq[seq]
         if self.by_key.get(key) is put:
             del self.by_key[key]
+            self.eager.pop(key, None)
         put.client.puts.discard(seq)
+
+    def meets_eager(self, keys: list[str] | None, now: float) -> bool:
+        """Whether an eager put of one of these keys (None: of any key) is open, so that its PutEnd is on its way."""
+        eager = self.eager
+        if keys is not None and eager.keys().isdisjoint(keys):
+            return False
+        for key in list(eager) if keys is None else keys:
+            started = eager.get(key)
+            if started is not None:
+                if now - started < _EAGER_S:
+                    return True
+                del eager[key]  # its writer is slow or dead: an open put like any other
+        return False
 
     def remember(self, put: Put) -> None:
         """This put has ended well: doing that once more shall do nothing."""

@@ -43,6 +43,25 @@ def handles(message: type[Message]) -> Callable[[Handler], Handler]:
     return register
 
 
+_PATIENT = frozenset(KINDS[kind] for kind in (m.Exist, m.GetStart, m.Query, m.Remove, m.RemoveAll, m.RemoveRegex))
+
+
+def must_wait(session: Session, kind: int, request: Message) -> bool:
+    """Whether an eager put that `request` meets must end first: its caller may have been told already that it has."""
+    directory = session.service.directory
+    if kind not in _PATIENT or not directory.puts.eager:
+        return False
+    return directory.puts.meets_eager(getattr(request, "keys", None), directory.clock())
+
+
+async def when_ended(session: Session, kind: int, request: Message) -> Message | None:
+    """The reply once no eager put is in the way."""
+    while must_wait(session, kind, request):
+        await asyncio.sleep(0.0005)
+    reply = HANDLERS[kind](session, request)
+    return reply if reply is None or isinstance(reply, Message) else await reply
+
+
 async def in_steps(steps: Generator[None, None, T], after: Callable[[], None]) -> T:
     """Run `steps` with the loop free between them, `after` each; what it returned."""
     while True:
@@ -219,7 +238,9 @@ def _wish(session: Session, request: m.PutStart, some: slice, deadline: float) -
     assert session.client is not None
     options = request.options
     groups = options.groups[some] if options is not None else []
-    return Wish(session.client, request.keys[some], request.sizes[some], options, groups, deadline)
+    wish = Wish(session.client, request.keys[some], request.sizes[some], options, groups, deadline)
+    wish.eager = request.eager
+    return wish
 
 
 def _started(session: Session, answers: list[int | m.Grant]) -> Message:

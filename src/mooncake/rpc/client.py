@@ -5,6 +5,7 @@ their own, so nothing is demultiplexed.  Every call ends within the limit.  A se
 calls then fail at once until a background probe has reached it again.
 """
 
+import contextlib
 import os
 import socket
 import struct
@@ -25,6 +26,7 @@ from mooncake.rpc.messages import (
     Failure,
     Hello,
     Message,
+    PutStart,
     Welcome,
     encode,
 )
@@ -36,6 +38,7 @@ CONNECT_LIMIT = 0.5  # seconds
 PROBE_INTERVAL = 0.1  # seconds between two attempts of the background probe
 _RECEIVE = 256 << 10
 _MAX_IDLE = 16
+_BROKEN = (OSError, frame.FramingError, msgspec.MsgspecError)
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -67,32 +70,55 @@ class Connection:
     `strays` are one-way messages that came while a reply was awaited.
     """
 
-    __slots__ = ("_next_id", "_reader", "sock", "strays", "term")
+    __slots__ = ("_next_id", "_reader", "posted", "sock", "strays", "term")
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.term = 0  # of the master that greeted us
         self.strays: list[frame.Frame] = []
+        self.posted: dict[int, Message] = {}  # requests whose replies nobody waits for, by id
         self._reader = frame.FrameReader()
         self._next_id = 1
 
     def call(self, message: Message, prefix: bytes = b"") -> Message:
         """Send `prefix` and `message`, wait for the reply.  Raises OSError (BlockingIOError: limit reached),
         StoreError if the server refused."""
-        request_id = self._next_id
-        self._next_id = request_id + 1 & 0xFFFFFFFF
-        self.sock.sendall(prefix + frame.pack(KINDS[type(message)], frame.REQUEST, request_id, encode(message)))
-        answer = None
-        while answer is None:
-            for got in self.receive():
-                if got.request_id == request_id and got.flags & frame.REPLY:
-                    answer = got
-                elif got.flags & frame.ONE_WAY:
-                    self.strays.append(got)
+        request_id = self._send(message, prefix)
+        while True:
+            answer = self._receive_until(request_id)
+            if answer is not None:
+                break
         if answer.flags & frame.FAILED:
             failure = cast(Failure, DECODERS[KINDS[Failure]].decode(answer.body))
             raise StoreError(ErrorCode(failure.code), failure.text)
         return DECODERS[KINDS[REPLY_OF[type(message)]]].decode(answer.body)
+
+    def post(self, message: Message) -> None:
+        """Send a request without waiting for its reply.  Raises OSError."""
+        self.posted[self._send(message, b"")] = message
+
+    def settle(self) -> None:
+        """Wait for the replies of everything posted.  Raises OSError."""
+        while self.posted:
+            self._receive_until(-1)
+
+    def _send(self, message: Message, prefix: bytes) -> int:
+        request_id = self._next_id
+        self._next_id = request_id + 1 & 0xFFFFFFFF
+        self.sock.sendall(prefix + frame.pack(KINDS[type(message)], frame.REQUEST, request_id, encode(message)))
+        return request_id
+
+    def _receive_until(self, request_id: int) -> frame.Frame | None:
+        """What comes next; the reply to `request_id` if it is among it."""
+        answer = None
+        for got in self.receive():
+            if got.flags & frame.ONE_WAY:
+                self.strays.append(got)
+            elif got.request_id == request_id:
+                answer = got
+            else:
+                self.posted.pop(got.request_id, None)
+        return answer
 
     def receive(self) -> list[frame.Frame]:
         """The frames that the next bytes complete.  Raises OSError."""
@@ -130,6 +156,7 @@ class Client:
         self._down = threading.Event()
         self._closed = False
         self._generation = 0
+        self._unanswered: list[Message] = []
         self.welcome: Welcome | None = None
         self.on_one_way: Callable[[], bytes] = bytes  # what to send ahead of the next request
 
@@ -146,33 +173,59 @@ class Client:
         return self.call_from(message, reply)[0]
 
     def call_from(self, message: Message, reply: type[Reply]) -> tuple[Reply, int]:
-        """As `call`, and the term of the master that answered."""
+        """As `call`, and the term of the master that answered.
+
+        A pooled connection may be dead because the master was restarted: then the call goes once more on a new one.
+        A PutStart only if it is indeed another master: the old one may have granted it already.
+        """
         if self._down.is_set():
             raise Unavailable(f"the master at {self.address} cannot be reached")
+        former = 0
         for fresh in (False, True):
             connection, generation = self._borrow(fresh)
+            if former and isinstance(message, PutStart) and connection.term == former:
+                self._give_back(connection, generation)
+                raise Unavailable(f"the connection to the master at {self.address} broke in the middle of a put")
             try:
                 answer = connection.call(message, self.on_one_way())
             except BlockingIOError:
-                connection.close()
+                self._discard(connection)
                 self._mark_down()
                 raise TimedOut(f"the master at {self.address} did not answer within {self._limit} s") from None
-            except (OSError, frame.FramingError, msgspec.MsgspecError) as error:
-                connection.close()
+            except _BROKEN as error:
+                former = connection.term
+                self._discard(connection)
                 if fresh:
                     self._mark_down()
                     raise Unavailable(f"the master at {self.address} cannot be reached: {error}") from None
-                self._drop_idle()  # a restarted master closed them all: try once on a new one
+                self._drop_idle()
                 continue
             except BaseException as error:
                 if isinstance(error, StoreError):
                     self._give_back(connection, generation)
                 else:
-                    connection.close()
+                    self._discard(connection)
                 raise
             self._give_back(connection, generation)
             return cast(Reply, answer), connection.term
         raise AssertionError("unreachable")
+
+    def post(self, message: Message) -> None:
+        """Send a request that cannot fail for a reason that matters, and do not wait for its reply; should the
+        connection break before it has come, the request is sent again.  Raises Unavailable."""
+        for fresh in (False, True):
+            connection, generation = self._borrow(fresh)
+            try:
+                connection.post(message)
+            except OSError as error:
+                self._discard(connection)
+                if fresh:
+                    self._mark_down()
+                    raise Unavailable(f"the master at {self.address} cannot be reached: {error}") from None
+                self._drop_idle()
+                continue
+            self._give_back(connection, generation)
+            return
 
     def send(self, data: bytes) -> None:
         """Send one-way frames now.  A server that is down makes this a no-op."""
@@ -185,13 +238,19 @@ class Client:
         try:
             connection.sock.sendall(data)
         except OSError:
-            connection.close()
+            self._discard(connection)
             return
         self._give_back(connection, generation)
 
     def close(self) -> None:
-        self._closed = True
-        self._drop_idle()
+        """Wait for what was posted, then close every connection."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+            self._closed = True
+        for connection in idle:
+            with contextlib.suppress(*_BROKEN):
+                connection.settle()
+            connection.close()
 
     # -- connections
 
@@ -202,13 +261,27 @@ class Client:
             generation = self._generation
         try:
             connection = self._open()
+            self._repost(connection)
         except BlockingIOError:
             self._mark_down()
             raise TimedOut(f"the master at {self.address} did not answer within {self._limit} s") from None
-        except (OSError, frame.FramingError, msgspec.MsgspecError) as error:
+        except _BROKEN as error:
             self._mark_down()
             raise Unavailable(f"the master at {self.address} cannot be reached: {error}") from None
         return connection, generation
+
+    def _repost(self, connection: Connection) -> None:
+        """Send again what was posted on connections that have broken since."""
+        with self._lock:
+            unanswered, self._unanswered = self._unanswered, []
+        for message in unanswered:
+            connection.post(message)
+
+    def _discard(self, connection: Connection) -> None:
+        connection.close()
+        if connection.posted:
+            with self._lock:
+                self._unanswered += connection.posted.values()
 
     def _open(self) -> Connection:
         connection = Connection(connect(self._host, self._port, min(CONNECT_LIMIT, self._limit)))
@@ -229,14 +302,14 @@ class Client:
             if not self._closed and generation == self._generation and len(self._idle) < _MAX_IDLE:
                 self._idle.append(connection)
                 return
-        connection.close()
+        self._discard(connection)
 
     def _drop_idle(self) -> None:
         with self._lock:
             idle, self._idle = self._idle, []
             self._generation += 1
         for connection in idle:
-            connection.close()
+            self._discard(connection)
 
     # -- a server that is down
 
@@ -253,7 +326,8 @@ class Client:
         while not self._closed and os.getpid() == owner:
             try:
                 connection = self._open()
-            except (OSError, StoreError, frame.FramingError, msgspec.MsgspecError):
+                self._repost(connection)
+            except (*_BROKEN, StoreError):
                 time.sleep(PROBE_INTERVAL)
                 continue
             self._give_back(connection, self._generation)

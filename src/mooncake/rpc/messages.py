@@ -135,9 +135,13 @@ class PutOptions(Message):
 
 
 class PutStart(Message):
+    """`eager`: this put's PutEnd will follow within milliseconds, and its caller may go on before the reply to
+    it.  So that nobody can see the difference, a request that meets such an open put waits for it."""
+
     keys: list[str]
     sizes: list[int]
     options: PutOptions | None = None
+    eager: bool = False
 
 
 class Part(Message):

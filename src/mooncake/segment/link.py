@@ -2,6 +2,8 @@
 
 import contextlib
 import logging
+import os
+import select
 import threading
 import time
 from typing import cast
@@ -51,6 +53,7 @@ class MasterLink(threading.Thread):
         self._owner = owner
         self._hello = Hello(PROTOCOL, __version__, "segment", info.client, info.host)
         self._stopping = threading.Event()
+        self._wake_read, self._wake_write = os.pipe()
         self.ready = threading.Event()
         self.mounted = False
         self.refused = ""  # why the first mount failed
@@ -83,6 +86,7 @@ class MasterLink(threading.Thread):
     def stop(self) -> None:
         """Unmount (within a second) and end the thread."""
         self._stopping.set()
+        os.write(self._wake_write, b"x")
         self.join(1.5)
 
     # -- one connection
@@ -108,6 +112,9 @@ class MasterLink(threading.Thread):
     def _serve(self, connection: Connection) -> None:
         """Until the connection breaks or we stop."""
         sock = connection.sock
+        poll = select.poll()
+        poll.register(sock, select.POLLIN)
+        poll.register(self._wake_read, select.POLLIN)
         heard = time.monotonic()
         beat_at = heard + HEARTBEAT
         while not self._stopping.is_set():
@@ -119,12 +126,10 @@ class MasterLink(threading.Thread):
                 raise ConnectionError(f"it has said nothing for {SILENCE:.0f} s")
             while connection.strays:
                 self._handle(connection, connection.strays.pop(0))
-            pause = SETTLE if self._owner.waiting else min(beat_at - now, 0.25)
-            set_time_limit(sock, max(pause, 0.001))
-            with contextlib.suppress(BlockingIOError):
+            pause = SETTLE if self._owner.waiting else beat_at - now
+            if any(descriptor == sock.fileno() for descriptor, _ in poll.poll(max(pause, 0.001) * 1e3)):
                 got = connection.receive()
                 heard = time.monotonic()
-                set_time_limit(sock, CALL_LIMIT)
                 for message in got:
                     self._handle(connection, message)
             settled = self._owner.settle()

@@ -14,6 +14,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mooncake.errors import ErrorCode, StoreError
+from mooncake.rpc.messages import (
+    Codes,
+    Count,
+    Exist,
+    ExistReply,
+    Found,
+    GetReply,
+    Query,
+    Remove,
+    RemoveAll,
+    RemoveRegex,
+)
 from mooncake.store.buffers import BufferHandle, new_bytes, source_of
 from mooncake.store.setup import SetupError, open_client
 from mooncake.store.types import (
@@ -28,7 +40,7 @@ if TYPE_CHECKING:
     from mooncake.client.client import StoreClient
     from mooncake.client.get import Located
     from mooncake.client.put import PiecesOf, Trust
-    from mooncake.rpc.messages import Found, PutOptions
+    from mooncake.rpc.messages import PutOptions
 
 logger = logging.getLogger("mooncake.store")
 
@@ -117,15 +129,15 @@ class MooncakeDistributedStore:
         address, size, owner = source_of(value)
         if size > self._buffer_size:
             return INVALID
-        code = self._put_one(key, [address], [size], config)
-        del owner
+        code = self._put_one(key, address, size, config, checked=True)
+        del owner  # until now it had to live
         return code
 
     def put_from(self, key: str, buffer_ptr: int, size: int, config: ReplicateConfig | None = None) -> int:
         """Store `size` bytes at an address.  Size 0: 0, and nothing is stored."""
         if size == 0 and self._client is not None:
             return 0
-        return self._put_one(key, [buffer_ptr], [size], config, checked=False)
+        return self._put_one(key, buffer_ptr, size, config, checked=False)
 
     def put_from_with_metadata(
         self,
@@ -141,7 +153,7 @@ class MooncakeDistributedStore:
         pieces = [piece for piece in pieces if piece[1] != 0]
         if not pieces:
             return -INVALID
-        return -self._put_one(key, [p for p, _ in pieces], [n for _, n in pieces], config, checked=False)
+        return -self._put_many([key], [[p for p, _ in pieces]], [[n for _, n in pieces]], config)[0]
 
     def put_parts(self, key: str, *parts: Any, config: ReplicateConfig | None = None) -> int:
         """Store the concatenation of 1-D bytes-like parts.  No bytes at all: 0, and nothing is stored."""
@@ -157,7 +169,8 @@ class MooncakeDistributedStore:
             return 0
         if total > self._buffer_size:
             return INVALID
-        return self._put_one(key, [address for address, _, _ in sources], [size for _, size, _ in sources], config)
+        where, sizes = [address for address, _, _ in sources], [size for _, size, _ in sources]
+        return self._put_many([key], [where], [sizes], config, checked=True)[0]
 
     def put_batch(self, keys: Sequence[str], values: Sequence[Any], config: ReplicateConfig | None = None) -> int:
         """Store several values: 0, or the first error."""
@@ -202,10 +215,21 @@ class MooncakeDistributedStore:
             return [INVALID] * len(keys)
         return self._put_many(keys, all_buffer_ptrs, all_sizes, config, same_node_allowed=True)
 
-    def _put_one(
-        self, key: str, addresses: list[int], sizes: list[int], config: ReplicateConfig | None, checked: bool = True
-    ) -> int:
-        return self._put_many([key], [addresses], [sizes], config, checked)[0]
+    def _put_one(self, key: str, address: int, size: int, config: ReplicateConfig | None, checked: bool) -> int:
+        try:
+            client = self._joined()
+        except _NotSetUpError:
+            return INVALID
+        options: PutOptions | None = None
+        if config is not None:
+            options = config.options(1, same_node_allowed=False)
+            if options is None:
+                return INVALID
+        if not key or size <= 0 or address <= 0:
+            return INVALID
+        trusted = checked or client.registered.covers_one(address, size, write=False)
+        code = client.puts.put_one(key, size, address, options, trusted)
+        return 0 if code == EXISTS else code
 
     def _put_many(
         self,
@@ -275,7 +299,20 @@ class MooncakeDistributedStore:
 
     def get(self, key: str) -> bytes:
         """The value, or b"" if it is not there."""
-        return self.get_batch([key])[0]
+        made = b""
+
+        def room(size: int) -> int:
+            nonlocal made
+            if size > self._buffer_size:
+                return INVALID
+            made, address = new_bytes(size)
+            return address
+
+        try:
+            code = self._joined().gets.get_one(key, room, lambda *_: True)
+        except _NotSetUpError:
+            return b""
+        return made if code > 0 else b""
 
     def get_batch(self, keys: Sequence[str]) -> list[bytes]:
         """The values, b"" for what is not there.  [] gives [b""], as the C++ library does."""
@@ -299,7 +336,15 @@ class MooncakeDistributedStore:
 
     def get_into(self, key: str, buffer_ptr: int, size: int) -> int:
         """Copy the value to an address with room for `size` bytes: the value's size, or a negative code."""
-        return self.batch_get_into([key], [buffer_ptr], [size])[0]
+        try:
+            client = self._joined()
+        except _NotSetUpError:
+            return INVALID
+
+        def room(needed: int) -> int:
+            return buffer_ptr if needed <= size and buffer_ptr > 0 else INVALID
+
+        return client.gets.get_one(key, room, lambda at, n: client.registered.covers_one(at, n, write=True))
 
     def batch_get_into(self, keys: Sequence[str], buffer_ptrs: Sequence[int], sizes: Sequence[int]) -> list[int]:
         """Copy values to addresses; sizes are capacities.  Bytes or a negative code a key."""
@@ -408,12 +453,15 @@ class MooncakeDistributedStore:
 
     def is_exist(self, key: str) -> int:
         """1 there, 0 not, negative if the master cannot say.  A key found is leased."""
-        return self.batch_is_exist([key])[0]
+        try:
+            return self._joined().rpc.call(Exist([key]), ExistReply).found[0]
+        except _NotSetUpError:
+            return INVALID
+        except StoreError as error:
+            return int(error.code)
 
     def batch_is_exist(self, keys: Sequence[str]) -> list[int]:
         """As is_exist, for each key."""
-        from mooncake.rpc.messages import Exist, ExistReply
-
         if not keys:
             return []
         try:
@@ -441,8 +489,6 @@ class MooncakeDistributedStore:
         }
 
     def _query(self, keys: list[str]) -> "list[int | Found]":
-        from mooncake.rpc.messages import GetReply, Query
-
         if not keys:
             return []
         try:
@@ -470,8 +516,6 @@ class MooncakeDistributedStore:
 
     def batch_remove(self, keys: Sequence[str], force: bool = False) -> list[int]:
         """As remove, for each key."""
-        from mooncake.rpc.messages import Codes, Remove
-
         if not keys:
             return []
         try:
@@ -483,19 +527,13 @@ class MooncakeDistributedStore:
 
     def remove_by_regex(self, regex_pattern: str, force: bool = False) -> int:
         """Remove every key in which the pattern is found; how many.  Leased ones only with `force`."""
-        from mooncake.rpc.messages import RemoveRegex
-
         return self._count(RemoveRegex(regex_pattern, force))
 
     def remove_all(self, force: bool = False) -> int:
         """Remove every key; how many.  Leased ones only with `force`."""
-        from mooncake.rpc.messages import RemoveAll
-
         return self._count(RemoveAll(force))
 
     def _count(self, message: Any) -> int:
-        from mooncake.rpc.messages import Count
-
         try:
             return self._joined().rpc.call(message, Count).count
         except _NotSetUpError:

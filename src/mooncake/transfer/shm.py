@@ -1,6 +1,7 @@
 """Same host: the segment's memory is mapped here, and a copy is a copy.  Nothing passes through its server."""
 
 import contextlib
+import ctypes
 import socket
 
 import msgspec
@@ -12,7 +13,7 @@ from mooncake.rpc.messages import DECODERS, KINDS, Attach, Attached, SegmentInfo
 from mooncake.transfer import table
 from mooncake.transfer.base import Transport, merge
 from mooncake.transfer.memory import SegmentMemory
-from mooncake.transfer.pieces import Pieces, gather, read_file, scatter, write_file
+from mooncake.transfer.pieces import Pieces, gather, pieces_of, read_file, scatter, write_file
 
 ATTACH_LIMIT = 1.0  # seconds
 
@@ -53,6 +54,34 @@ class ShmTransport(Transport):
         for record, code in zip(records, codes, strict=True):
             records_table.set_state(record.slots[0], table.DEAD if code else table.COMPLETE)
         return codes
+
+    def put_one(self, term: int, record: WriteRecord, address: int, trusted: bool) -> int:
+        """As `put`, of one record with one extent whose bytes lie at one address."""
+        records = self.memory.table
+        slot = record.slots[0]
+        offset, length = record.body.extents
+        records.begin(record.slots, record.seq, term, self._writer, record.body)
+        table.fence()
+        if not records.may_write(slot, record.seq, term):
+            records.set_state(slot, table.DEAD)
+            return int(ErrorCode.INVALID_WRITE)
+        try:
+            if trusted:
+                ctypes.memmove(self.memory.address + offset, address, length)
+            else:
+                write_file(self.memory.data_fd, offset, pieces_of([address], [length]))
+        except BaseException:
+            records.set_state(slot, table.DEAD)
+            raise
+        records.set_state(slot, table.COMPLETE)
+        return 0
+
+    def get_one(self, offset: int, length: int, address: int, trusted: bool) -> None:
+        """As `get`, of one range to one address."""
+        if trusted:
+            ctypes.memmove(address, self.memory.address + offset, length)
+        else:
+            read_file(self.memory.data_fd, offset, pieces_of([address], [length]))
 
     def get(self, ranges: list[int], pieces: Pieces, trusted: bool) -> None:
         at = 0
