@@ -7,6 +7,7 @@ import pytest
 
 from mooncake.cli.engine_settings import write_pool_config
 from tests.e2e.servers import HERE, Server, Zygote, vllm_python
+from tests.e2e.up import Up
 from tests.processes import Master
 
 SEGMENT_SIZE = 64 << 20  # bytes that each instance gives to the pool
@@ -42,6 +43,19 @@ def pool(tmp_path):
     write_pool_config(master.config, master.port, SEGMENT_SIZE)
     yield master
     master.stop()
+
+
+@pytest.fixture
+def up():
+    """Starts `mooncake up` with 64 MB and the given arguments."""
+    with ExitStack() as stack:
+
+        def start(*arguments: str) -> Up:
+            pool = Up(*arguments)
+            stack.callback(pool.close)
+            return pool
+
+        yield start
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import wait_until
+from tests.processes import gone, wait_until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -46,17 +46,22 @@ class Run:
         text = self.process.communicate(timeout=limit)[0]
         return self.process.returncode, text
 
-    def processes(self) -> list[str]:
-        """Command lines of all its processes that live."""
-        found = []
+    def processes(self) -> dict[int, str]:
+        """Pids and command lines of all its processes that live."""
+        found = {}
         for folder in Path("/proc").iterdir():
             if folder.name.isdigit():
                 try:
                     if self._marker.encode() in (folder / "environ").read_bytes():
-                        found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+                        found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
                 except OSError:
                     continue
         return found
+
+    def find(self, text: str) -> int:
+        """The pid of the one process whose command line holds `text`."""
+        (pid,) = [pid for pid, command in self.processes().items() if text in command]
+        return pid
 
 
 @pytest.fixture
@@ -69,18 +74,19 @@ def demo(python):
         return runs[-1]
 
     yield start
+    left = {}
     for run in runs:
         if run.process.poll() is None:
             run.process.terminate()
         run.process.communicate()
+        left |= run.processes()
+    assert left == {}
 
 
 def test_figures(demo, tmp_path):
     file = tmp_path / "figures.json"
-    run = demo("--json", str(file))
-    code, text = run.end(600)
+    code, text = demo("--json", str(file)).end(600)
     assert code == 0, text
-    assert run.processes() == []
     assert "time to first token, warm on B" in text
 
     figures = json.loads(file.read_text())
@@ -93,9 +99,7 @@ def test_figures(demo, tmp_path):
     assert "Solheim" in figures["answer"]
 
 
-@pytest.mark.parametrize(
-    ("number", "limit"), [(signal.SIGINT, 20), (signal.SIGTERM, 20), (signal.SIGKILL, 10)], ids=lambda value: str(value)
-)
+@pytest.mark.parametrize(("number", "limit"), [(signal.SIGINT, 20), (signal.SIGTERM, 20), (signal.SIGKILL, 10)])
 def test_leaves_no_process_behind(demo, number, limit):
     run = demo()
     run.read_until("starting vLLM instance A")
@@ -109,23 +113,10 @@ def test_leaves_no_process_behind(demo, number, limit):
 
 def test_a_dead_instance_ends_the_demo_with_its_reason(demo):
     run = demo()
-    run.read_until("starting vLLM instance A")
-    time.sleep(6)
-    master = next(
-        int(folder.name)
-        for folder in Path("/proc").iterdir()
-        if folder.name.isdigit() and _is_master(folder, run.process.pid)
-    )
-    os.kill(master, signal.SIGKILL)
-    code, text = run.end(30)
+    run.read_until("asking the reference instance")
+    instance, segment_server = run.find("lookup_rpc_port"), run.find("mooncake.segment")
+    os.kill(instance, signal.SIGKILL)
+    code, text = run.end(60)
     assert code == 1
-    assert "scripts/demo: the master was ended by SIGKILL" in text
-    assert run.processes() == []
-
-
-def _is_master(folder: Path, parent: int) -> bool:
-    try:
-        stat, command = (folder / "stat").read_text(), (folder / "cmdline").read_bytes()
-    except OSError:
-        return False
-    return int(stat.rpartition(")")[2].split()[1]) == parent and b"mooncake.cli.master" in command
+    assert "scripts/demo: vLLM (instance A) was ended by SIGKILL" in text
+    assert gone(segment_server)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shlex
 import signal
 import subprocess
@@ -12,66 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from mooncake.cli.loopback import accepts, fetch, metric
-from tests.processes import BIN, children, free_port, gone, wait_until
+from tests.processes import free_port, gone, wait_until
 
 MIB = 1 << 20
-
-
-class Up:
-    """A running `mooncake up`, and what it printed."""
-
-    def __init__(self, *arguments: str) -> None:
-        self.process = subprocess.Popen(
-            [BIN / "mooncake", "up", "--size", "64MB", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.text = ""
-        for line in self.process.stdout:
-            self.text += line
-            if line.startswith("Ctrl-C"):
-                break
-        if "Ctrl-C" in self.text:
-            self.port, self.metrics_port = (int(self.group(rf"{what}:(\d+)")) for what in (r"master [\d.]+", r"http.*"))
-            self.config = Path(self.group(r"MOONCAKE_CONFIG_PATH=(\S+)"))
-            self.servers = {
-                name: pid
-                for pid in children(self.process.pid)
-                for name in ("master", "client")
-                if f"mooncake.cli.{name}" in Path(f"/proc/{pid}/cmdline").read_text()
-            }
-
-    def group(self, pattern: str) -> str:
-        return re.search(pattern, self.text)[1]
-
-    def end(self, number: int | None = None) -> tuple[int, str]:
-        """Exit code and messages."""
-        if number:
-            self.process.send_signal(number)
-        messages = self.process.communicate(timeout=20)[1]
-        return self.process.returncode, messages
-
-    def left_nothing(self) -> None:
-        assert all(map(gone, self.servers.values()))
-        assert not accepts(self.port)
-        assert not self.config.parent.exists()
-
-
-@pytest.fixture
-def up():
-    started = []
-
-    def start(*arguments: str) -> Up:
-        started.append(Up(*arguments))
-        return started[-1]
-
-    yield start
-    for one in started:
-        if one.process.poll() is None:
-            one.process.kill()
-        one.process.communicate()
 
 
 def test_the_printed_lines_work(up):
@@ -80,9 +22,8 @@ def test_the_printed_lines_work(up):
     program = "\n".join(line.strip() for line in lines.splitlines()) + "\nstore.close()"
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
     assert answer.stdout == "b'hello'\n"
-    metrics = fetch(pool.metrics_port, "/metrics")
-    assert metric(metrics, "master_key_count") == 1, "a value outlives the store that put it"
-    assert metric(metrics, "master_total_capacity_bytes") == 64 * MIB
+    assert pool.metric("master_key_count") == 1, "a value outlives the store that put it"
+    assert pool.metric("master_total_capacity_bytes") == 64 * MIB
 
     config = json.loads(pool.config.read_text())
     assert config["master_server_address"] == f"127.0.0.1:{pool.port}"

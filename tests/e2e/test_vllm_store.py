@@ -57,6 +57,16 @@ def test_producer_saves_and_consumer_only_loads(pool, start):
     assert producer.ask(first).token_ids == computed.token_ids
 
 
+def test_pool_of_mooncake_up_outlives_the_engine(up, start):
+    pool = up()
+    a, b = start(pool, a="kv_both", b="kv_both")
+    cold = a.ask(prompt(5, 12))
+    wait_saved(pool, 12)
+    a.signal(signal.SIGKILL)
+    warm = b.ask(prompt(5, 12))
+    assert (warm.token_ids, warm.from_pool) == (cold.token_ids, 12 * BLOCK)
+
+
 def test_requests_are_answered_whatever_dies(pool, start):
     a, b = start(pool, a="kv_both", b="kv_both")
     prompts = [prompt(seed, 20) for seed in range(10, 15)]

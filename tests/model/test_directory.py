@@ -40,6 +40,7 @@ class Row:
     seq: int
     slots: list[int]
     body: Body
+    revoked: bool = False
 
 
 class Server:
@@ -68,6 +69,7 @@ class Value:
     seq: int
     size: int
     replicas: list[list[tuple[int, int]]]  # (segment, head slot) of each part
+    written: list[list[tuple[int, int]]]  # as replicas, with those on lost segments, which may come back
     hard: bool
     soft_until: float
     group: str
@@ -80,6 +82,7 @@ class OpenPut:
     key: str
     value: Value
     client: Client
+    started: float
 
 
 @dataclass
@@ -142,7 +145,9 @@ class DirectoryMachine(RuleBasedStateMachine):
                 if hide:
                     row.state = REMOVED
                     continue
-                if row.state != WRITING:
+                if row.state == WRITING:
+                    row.revoked = True
+                else:
                     for reading in self.readings:
                         assert (server.info.segment, slot, seq) not in reading.records, "killed under a read lease"
                     row.state = REMOVED  # from then on it is announced to nobody as a value
@@ -239,7 +244,7 @@ class DirectoryMachine(RuleBasedStateMachine):
         key, size = wish.keys[i], wish.sizes[i]
         options = wish.options
         assert options is not None
-        value = Value(grant.seq, size, [], options.hard_pin, 0.0, wish.groups[i] if wish.groups else "")
+        value = Value(grant.seq, size, [], [], options.hard_pin, 0.0, wish.groups[i] if wish.groups else "")
         used: list[set[int]] = []
         for number, parts in enumerate(grant.replicas):
             numbers = {part.segment for part in parts}
@@ -267,7 +272,7 @@ class DirectoryMachine(RuleBasedStateMachine):
             del self.open[old]
         if key in self.values:
             assert self.values[key].dormant
-        self.open[grant.seq] = OpenPut(key, value, wish.client)
+        self.open[grant.seq] = OpenPut(key, value, wish.client, self.now)
 
     @precondition(lambda self: self.open)
     @rule(choice=st.randoms(), lose=st.booleans())
@@ -278,16 +283,20 @@ class DirectoryMachine(RuleBasedStateMachine):
         lost = {seq: {1}} if lose and len(value.replicas) > 1 else {}
         if lost:
             value.replicas = value.replicas[:1]
-        alive = [r for r in value.replicas if all(self.mounted(number) for number, _ in r)]
+        alive = [r for r in value.replicas if all(self.is_writable(number, slot, seq) for number, slot in r)]
         for replica in value.replicas:
-            for number, slot in replica:
-                row = self.servers[number].rows.get(slot)
-                if row is not None and row.seq == seq:
-                    row.state = COMPLETE
+            rows = [self.servers[number].rows.get(slot) for number, slot in replica]
+            if all(row is not None and row.seq == seq and not row.revoked for row in rows):
+                value.written.append(replica)
+                for row in rows:
+                    if row is not None:
+                        row.state = COMPLETE
         other = next(c for c in self.clients if c is not put.client)
         assert self.directory.end_puts([seq], lost, other, self.now) in ([-601], [-700])
         code = self.directory.end_puts([seq], lost, put.client, self.now)[0]
-        if alive:
+        if alive and code == -700:
+            assert self.now - put.started >= CONFIG.put_start_discard_timeout_s
+        elif alive:
             assert code == 0
             value.replicas = alive
             self.values[put.key] = value
@@ -297,6 +306,10 @@ class DirectoryMachine(RuleBasedStateMachine):
             value.dormant = True  # its segment may bring it back, though it was not acknowledged
             self.values.setdefault(put.key, value)
         self.settle_world()
+
+    def is_writable(self, number: int, slot: int, seq: int) -> bool:
+        row = self.servers[number].rows.get(slot)
+        return self.mounted(number) and row is not None and row.seq == seq and not row.revoked
 
     @precondition(lambda self: self.open)
     @rule(choice=st.randoms())
@@ -460,18 +473,19 @@ class DirectoryMachine(RuleBasedStateMachine):
             self.after_return()
 
     def after_return(self) -> None:
-        """Values that wait for their segments come back with them, or have become something newer."""
-        for key, value in list(self.values.items()):
-            if not value.dormant:
-                continue
-            whole = [r for r in value.replicas if all(self.is_filled(number) for number, _ in r)]
+        """Values that wait for their segments come back with them, and replicas that were lost."""
+        for key, value in self.values.items():
             found = self.directory.peek(key)
-            if found is not None:
-                assert whole, f"{key} was revived without its bytes"
-                value.dormant = False
-                value.replicas = [r for r in whole if self.place_of(r) in found.places]
-                assert len(value.replicas) == len(found.places), f"{key} is not what was put"
-                value.leased_until = 0.0
+            if found is None:
+                continue
+            before = [] if value.dormant else value.replicas
+            listed = [r for r in value.written if self.place_of(r) in found.places]
+            assert len(listed) == len(found.places), f"{key} is not what was put"
+            assert all(self.is_filled(number) for replica in listed for number, _ in replica)
+            assert all(replica in listed for replica in before)
+            value.replicas = listed
+            if value.dormant:
+                value.dormant, value.leased_until = False, 0.0
         for key in KEYS:
             if self.directory.peek(key) is not None:
                 assert self.there(key), f"{key} was revived"
@@ -483,6 +497,16 @@ class DirectoryMachine(RuleBasedStateMachine):
     def place_of(self, replica: list[tuple[int, int]]) -> list[int]:
         return [x for number, slot in replica if slot in self.servers[number].rows for x in self.place(number, slot)]
 
+    def knows_all(self) -> bool:
+        """Whether no segment is away that has yet to hear of a removal: a master that ends takes that with it."""
+        known = {value.seq for value in self.values.values()} | set(self.open)
+        return all(
+            row.state != COMPLETE or row.seq in known
+            for server in self.servers.values()
+            for row in server.rows.values()
+        )
+
+    @precondition(knows_all)
     @rule(gap=st.sampled_from([-5.0, 0.5, 3.0]))
     def restart_master(self, gap: float) -> None:
         """Also with a clock that went back."""

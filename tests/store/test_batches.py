@@ -68,9 +68,7 @@ def test_multi_buffers(store, memory, pieces, size):
     got = store.batch_get_into_multi_buffers(names, [[p + half for p in ps] for ps in where], sizes)
     assert got == [pieces * size] * keys
     assert (memory[half : half + keys * pieces * size] == want).all()
-    assert store.get(names[0]) == b"".join(
-        memory[p - base : p - base + size].tobytes() for p in where[0]
-    )
+    assert store.get(names[0]) == b"".join(memory[p - base : p - base + size].tobytes() for p in where[0])
 
 
 def test_multi_buffers_ragged_unregistered_and_bad(store):
@@ -102,9 +100,10 @@ def test_any_number_of_pieces(store, memory):
     names = [f"k{k}" for k in range(keys)]
     assert store.batch_put_from_multi_buffers(names, where, sizes) == [0] * keys
     half = memory.nbytes // 2
-    assert store.batch_get_into_multi_buffers(names, [[p + half for p in ps] for ps in where], sizes) == [
-        size * pieces
-    ] * keys
+    assert (
+        store.batch_get_into_multi_buffers(names, [[p + half for p in ps] for ps in where], sizes)
+        == [size * pieces] * keys
+    )
     assert (memory[half : half + keys * pieces * size] == memory[: keys * pieces * size]).all()
 
 

@@ -39,7 +39,9 @@ def test_an_existing_key_keeps_its_value(store):
     assert store.get("k") == b"old"
 
 
-@pytest.mark.parametrize("value", [b"bytes", bytearray(b"bytes"), memoryview(b"bytes"), np.frombuffer(b"bytes", np.uint8)])
+@pytest.mark.parametrize(
+    "value", [b"bytes", bytearray(b"bytes"), memoryview(b"bytes"), np.frombuffer(b"bytes", np.uint8)]
+)
 def test_buffers_of_every_kind(store, value):
     assert store.put("k", value) == 0
     assert store.get("k") == b"bytes"

@@ -35,7 +35,9 @@ FORCED = {"MC_FORCE_TCP": "1"}
 
 
 @pytest.mark.parametrize("registered", [True, False])
-@pytest.mark.parametrize(("keys", "pieces", "size"), [(16, 32, 4096), (4, 3, 333), (8, 16, 65536), (2, 2, 3 * MIB), (64, 64, 512)])
+@pytest.mark.parametrize(
+    ("keys", "pieces", "size"), [(16, 32, 4096), (4, 3, 333), (8, 16, 65536), (2, 2, 3 * MIB), (64, 64, 512)]
+)
 def test_forced_tcp_batches(make_store, make_worker, keys, pieces, size, registered):
     make_store(64 * MIB)
     worker = make_worker(env=FORCED)
@@ -62,9 +64,10 @@ def test_bytes_over_tcp(make_store, make_worker):
     data = np.random.default_rng(1).integers(0, 256, 5 * MIB + 7, np.uint8).tobytes()
     owner.put("from-owner", data)
     owner.put("small", b"tiny")
-    assert worker("import hashlib; result = hashlib.sha256(store.get('from-owner')).hexdigest()") == __import__(
-        "hashlib"
-    ).sha256(data).hexdigest()
+    assert (
+        worker("import hashlib; result = hashlib.sha256(store.get('from-owner')).hexdigest()")
+        == __import__("hashlib").sha256(data).hexdigest()
+    )
     assert worker("result = store.get('small').decode()") == "tiny"
     assert worker("result = store.put('from-worker', b'x' * 3_000_000)") == 0
     assert owner.get("from-worker") == b"x" * 3_000_000
@@ -218,7 +221,9 @@ def test_replicas_lie_on_different_segments(make_store, make_worker):
     config = ReplicateConfig()
     config.replica_num = 2
     assert first.put("k", b"v" * 10000, config) == 0
-    assert len({r.get_memory_descriptor().buffer_descriptor.transport_endpoint for r in first.get_replica_desc("k")}) == 2
+    assert (
+        len({r.get_memory_descriptor().buffer_descriptor.transport_endpoint for r in first.get_replica_desc("k")}) == 2
+    )
     second.kill()
     reader = make_worker()
     wait_until(lambda: reader("result = len(store.get('k'))") == 10000, 5)

@@ -46,7 +46,7 @@ class GetPipeline:
     def finish(self, located: Located) -> None:
         """Hand the lease back: everything is copied, or nothing will be."""
         if located.lease:
-            self._returns.give(located.lease, sum(found.size for found in located.found if not isinstance(found, int)))
+            self._returns.give(located.lease)
 
     def get_one(self, key: str, room: Callable[[int], int], trust: Callable[[int, int], bool]) -> int:
         """Copy one value to where `room`(size) says: an address, or a code <= 0 that ends the call.  The value's

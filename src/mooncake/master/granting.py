@@ -274,6 +274,8 @@ class Granting:
     def _make_room(self, wish: Wish, now: float) -> bool:
         """Start to free what `wish` lacks, so far as it does not come free by itself.  True: not all yet."""
         need = sum(granules(wish.sizes[i]) for i in wish.lacking) * self._copies(wish)
+        if need > self._pool.reachable():
+            return False  # evicting all would not help: wait for what is held back, and evict nothing in vain
         free, coming = self._pool.room()
         if free >= need:  # there were bytes but no slots, or not on enough segments
             free = 0

@@ -108,6 +108,10 @@ class Pool:
             coming += segment.coming
         return free, coming
 
+    def reachable(self) -> int:
+        """Bytes that eviction of everything could make free: all but those whose owners or readers hold them back."""
+        return sum(segment.size - segment.quarantined + segment.coming for segment in self.placeable)
+
     def fill(self) -> float:
         """Share of the placeable bytes, or of their table slots if that is higher, that is in use for good."""
         size = used = total = taken = coming = 0
