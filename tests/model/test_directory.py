@@ -106,6 +106,7 @@ class DirectoryMachine(RuleBasedStateMachine):
         self.open: dict[int, OpenPut] = {}
         self.readings: list[Reading] = []
         self.wishes: list[Wish] = []
+        self.group_leases: dict[str, float] = {}
         self.servers = {number: Server(number, host) for number, host in enumerate(hosts, start=1)}
         self.new_master()
         for server in self.servers.values():
@@ -114,9 +115,7 @@ class DirectoryMachine(RuleBasedStateMachine):
     # -- the world
 
     def new_master(self) -> None:
-        self.directory = Directory(
-            CONFIG, Counters(), clock=lambda: self.now, wall=lambda: self.wall_offset + self.now
-        )
+        self.directory = Directory(CONFIG, Counters(), clock=lambda: self.now, wall=lambda: self.wall_offset + self.now)
         self.clients = [self.directory.clients.arrive(f"client-{i}", f"h{i + 1}") for i in range(2)]
 
     def connect(self, server: Server) -> None:
@@ -187,9 +186,7 @@ class DirectoryMachine(RuleBasedStateMachine):
         for key, value in list(self.values.items()):
             if self.directory.peek(key) is not None or value.dormant:
                 continue
-            members = [
-                v for v in self.values.values() if v is value or (value.group and v.group == value.group)
-            ]
+            members = [v for v in self.values.values() if v is value or (value.group and v.group == value.group)]
             for member in members:
                 breakable = member.leased_until - TTL <= self.now - 2
                 assert member.leased_until <= self.now or breakable, f"{key} evicted under a lease"
@@ -325,6 +322,7 @@ class DirectoryMachine(RuleBasedStateMachine):
     def lease(self, keys: list[str]) -> None:
         until = self.now + TTL + 0.01
         groups = {self.values[key].group for key in keys} - {""}
+        self.group_leases |= dict.fromkeys(groups, until)  # also for members that come later
         for key, value in self.values.items():
             if key in keys or value.group in groups:
                 value.leased_until = until
@@ -391,6 +389,9 @@ class DirectoryMachine(RuleBasedStateMachine):
             assert code == -706 or value.leased_until - TTL <= self.now - 2  # perhaps broken for a put
             if code == 0:
                 del self.values[key]
+        elif code == -706:
+            assert not force
+            assert self.group_leases.get(value.group, 0.0) > self.now
         else:
             assert code == 0
             del self.values[key]
@@ -415,7 +416,8 @@ class DirectoryMachine(RuleBasedStateMachine):
         assert removed == len(gone)
         for key in there:
             value = self.values[key]
-            if force or (value.leased_until <= self.now and not self.is_read(key)):
+            leased = max(value.leased_until, self.group_leases.get(value.group, 0.0)) > self.now
+            if force or not (leased or self.is_read(key)):
                 assert key in gone
             elif key in gone:
                 assert value.leased_until - TTL <= self.now - 2

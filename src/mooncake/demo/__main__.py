@@ -9,6 +9,8 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -25,7 +27,7 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="mooncake-demo-"))
     outcome = None
     try:
-        with Children() as children:
+        with Children() as children, _farewell():
             outcome = Demo(children, folder, _cache(), Console()).run()
             outcome.figures.show(Console())
             if arguments.json:
@@ -33,7 +35,6 @@ def main() -> int:
             if arguments.keep:
                 print(_how_to_use(outcome), flush=True)
                 children.watch()
-            print("stopping the instances and the master", flush=True)
         complaint = outcome.figures.complaint
     except MooncakeError as error:
         complaint = str(error)
@@ -46,6 +47,15 @@ def main() -> int:
         return 1
     shutil.rmtree(folder)
     return 0
+
+
+@contextmanager
+def _farewell() -> Iterator[None]:
+    """However the demo ends: stopping may take some seconds."""
+    try:
+        yield
+    finally:
+        print("stopping all servers", flush=True)
 
 
 def _parse_arguments() -> argparse.Namespace:

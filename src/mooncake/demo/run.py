@@ -14,11 +14,11 @@ from rich.console import Console
 from mooncake.cli.children import Children, module_command
 from mooncake.cli.engine_settings import write_pool_config
 from mooncake.cli.loopback import fetch, metric
-from mooncake.cli.steps import Steps
 from mooncake.demo import document, model
 from mooncake.demo.ask import Answer, NoAnswer, ask, tokens_from_pool
 from mooncake.demo.report import Figures
 from mooncake.demo.servers import BLOCK_SIZE, Instance, Master, start_instance, start_master, wait_ready
+from mooncake.demo.steps import Steps
 
 SEGMENT_SIZE = 512 << 20  # bytes that each instance gives to the pool
 MAX_TOKENS = 48

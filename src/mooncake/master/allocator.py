@@ -143,12 +143,16 @@ class Allocator:
         return None
 
     def _take(self, hole: int, start: int, length: int) -> int:
-        room = self._drop(hole)
-        if start > hole:
-            self._add(hole, start - hole)
+        room = self._holes[hole]
         rest = hole + room - start - length
-        if rest:
-            self._add(start + length, rest)
+        if start == hole and rest:
+            self._shorten(hole, room, rest)
+        else:
+            self._drop(hole)
+            if start > hole:
+                self._add(hole, start - hole)
+            if rest:
+                self._add(start + length, rest)
         self._mark(start, length)
         self._behind = start + length
         return start
@@ -219,6 +223,23 @@ class Allocator:
         self._bins[number][start] = None
         self._nonempty |= 1 << number
 
+    def _shorten(self, start: int, length: int, rest: int) -> None:
+        """Only the last `rest` bytes of a hole stay one: the usual case, done as one step."""
+        first, end = start + length - rest, start + length
+        del self._holes[start]
+        self._holes[first] = rest
+        self._ends[end] = first
+        old, new = _bin(length), _bin(rest)
+        hole_bin = self._bins[old]
+        del hole_bin[start]
+        if old == new:
+            hole_bin[first] = None
+            return
+        if not hole_bin:
+            self._nonempty ^= 1 << old
+        self._bins[new][first] = None
+        self._nonempty |= 1 << new
+
     def _drop(self, start: int) -> int:
         length = self._holes.pop(start)
         del self._ends[start + length]
@@ -230,34 +251,36 @@ class Allocator:
         return length
 
     def _mark(self, start: int, length: int) -> None:
-        changes = []
-        for region, mask in _masks(start, length):
-            if self._taken[region] & mask:
+        taken, masks = self._taken, _masks(start, length)
+        for region, mask in masks:
+            if taken[region] & mask:
                 raise ValueError(f"extent {start}+{length} is taken already")
-            changes.append((region, mask))
-        for region, mask in changes:
-            self._taken[region] |= mask
+        for region, mask in masks:
+            taken[region] |= mask
         self.free -= length
 
     def _unmark(self, start: int, length: int) -> None:
         if start < 0 or length <= 0 or start % GRANULE or start + length > self.size:
             raise ValueError(f"extent {start}+{length} is not one of this segment")
-        changes = []
-        for region, mask in _masks(start, length):
-            if self._taken[region] & mask != mask:
+        taken, masks = self._taken, _masks(start, length)
+        for region, mask in masks:
+            if taken[region] & mask != mask:
                 raise ValueError(f"extent {start}+{length} is not taken")
-            changes.append((region, mask))
-        for region, mask in changes:
-            self._taken[region] ^= mask
+        for region, mask in masks:
+            taken[region] ^= mask
         self.free += length
 
 
-def _masks(start: int, length: int) -> Iterator[tuple[int, int]]:
+def _masks(start: int, length: int) -> list[tuple[int, int]]:
     """(region, its bits) of a range."""
-    at = start // GRANULE
-    end = at + length // GRANULE
-    while at < end:
-        region, first = divmod(at, _REGION)
-        count = min(end - at, _REGION - first)
-        yield region, _FULL if count == _REGION else ((1 << count) - 1) << first
-        at += count
+    count = length // GRANULE
+    region, first = divmod(start // GRANULE, _REGION)
+    if first + count <= _REGION:
+        return [(region, ((1 << count) - 1) << first)]
+    masks = [(region, _FULL >> first << first)]
+    count -= _REGION - first
+    whole, rest = divmod(count, _REGION)
+    masks += [(region + 1 + i, _FULL) for i in range(whole)]
+    if rest:
+        masks.append((region + 1 + whole, (1 << rest) - 1))
+    return masks

@@ -39,7 +39,7 @@ class Catalog:
         self.objects = KeyMap()
         self.groups: dict[str, Group] = {}
         self.probes = ProbeLeases(ttl)
-        self.reads = ReadLeases(ttl, pool.term << 19)
+        self.reads = ReadLeases(ttl, pool.term << 20)
         self.soft_pinned = 0
         self._idle = policy()
         self._soft = policy()  # soft-pinned units: a second pass, if at all

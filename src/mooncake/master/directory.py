@@ -15,13 +15,15 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
+from itertools import repeat
+from operator import is_not
 from typing import NamedTuple
 
 from mooncake.errors import ErrorCode, StoreError
 from mooncake.master.catalog import Catalog
 from mooncake.master.config import MasterConfig
 from mooncake.master.counters import Counters
-from mooncake.master.granting import Granting
+from mooncake.master.granting import SEQ_BITS, Granting
 from mooncake.master.leases import ReadLease
 from mooncake.master.membership import Client, Clients
 from mooncake.master.objects import GONE, Object, Replica, is_mounted, place, replicas
@@ -35,6 +37,9 @@ log = logging.getLogger("mooncake.master")
 
 COMPLETE = 3  # ReplicaStatus
 _ENDED_AT_ONCE = 2000  # leases that end in one step
+_LARGEST_SEGMENT = 1 << 44
+_LAST_TERM = 1 << 42  # terms are milliseconds
+_LONGEST_LEASE_MS = 3_600_000
 _REMOVED_AT_ONCE = 250  # 5-8 us each, with the kills
 
 
@@ -149,8 +154,8 @@ class Directory:
         found = self.catalog.objects.find_many(keys)
         if self.catalog.purging:
             found = [None if obj is None or not _readable(obj) else obj for obj in found]
-        self.catalog.probes.touch([obj for obj in found if obj is not None], now)
-        return bytes([obj is not None for obj in found])
+        self.catalog.probes.touch(list(filter(None, found)), now)
+        return bytes(map(is_not, found, repeat(None)))
 
     def begin_read(self, now: float) -> ReadLease:
         """The lease for one GetStart; end it at once if nothing was found."""
@@ -306,11 +311,12 @@ class Directory:
         Raises StoreError INVALID_VERSION if our term was too low; it is higher now, so the server shall
         say Hello again.
         """
-        if info.segment <= 0 or not 0 < info.size < 1 << 56 or not info.name:
+        if info.segment <= 0 or not 0 < info.size <= _LARGEST_SEGMENT or not info.name or not 0 <= term < _LAST_TERM:
             raise StoreError(ErrorCode.INVALID_PARAMS, f"impossible segment {info.name!r} of {info.size} bytes")
         if term > self.pool.term:
             self.pool.term = term + 1
-            self.granting.skip_to(self.pool.term << 19)
+            self.granting.skip_to(self.pool.term << SEQ_BITS)
+            self.tombstones.outbid(self.granting.last_seq)
             self.pool.refresh(now)
             raise StoreError(ErrorCode.INVALID_VERSION, f"term is {self.pool.term} from now on; say Hello again")
         known = self.pool.segments.get(info.segment)
@@ -324,7 +330,8 @@ class Directory:
         segment = Segment(info, self.pool.term, now, known=term == 0)
         segment.send = send
         segment.first_seq = self.granting.last_seq + 1
-        segment.old_until = now + max(lease_ms, self.config.lease_ms) / 1000 if term else now
+        if term:
+            segment.old_until = now + max(min(lease_ms, _LONGEST_LEASE_MS), self.config.lease_ms) / 1000
         self.pool.add(segment, now)
         log.info("client_id=%s, action=mount_segment, segment_name=%s", info.client, info.name)
         return segment, term == 0

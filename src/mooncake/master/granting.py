@@ -10,18 +10,21 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from itertools import count
+from random import randrange
 
 from mooncake.errors import ErrorCode
 from mooncake.master.catalog import Catalog
 from mooncake.master.config import MasterConfig
 from mooncake.master.counters import Counters
 from mooncake.master.membership import Client
-from mooncake.master.objects import HARD_PIN, Object, Replica, granules, lay, parts
+from mooncake.master.objects import HARD_PIN, MOST_FLAT_SLOTS, Object, Replica, flat_slots, granules, lay, parts
 from mooncake.master.placement import Item, order, place_batch, place_one
 from mooncake.master.pool import Pool
 from mooncake.master.puts import Put, Puts
 from mooncake.rpc.messages import Grant, Part, PutOptions
+from mooncake.transfer.table import slots_needed
 
+SEQ_BITS = 19  # sequence numbers start at term << SEQ_BITS: higher than any earlier master's, yet below 2**60
 EVICT_AT_ONCE = 500  # units looked at in one step (2-3 us each)
 _ENABLE = 1  # SoftPinAction
 _SIZES = 4096  # how many different sizes share their int
@@ -86,8 +89,9 @@ class Granting:
         self._waiting: deque[Wish] = deque()
         self._evicting = 0  # bytes that are still to go ahead of demand
         self._sizes: dict[int, int] = {}
-        self._seqs = count((pool.term << 19) + 1)
-        self.last_seq = pool.term << 19
+        self._turns = count(randrange(1 << 16))
+        self.last_seq = pool.term << SEQ_BITS
+        self._seqs = count(self.last_seq + 1)
 
     @property
     def waiting(self) -> int:
@@ -118,6 +122,36 @@ class Granting:
         self._waiting.append(wish)
         self.serve(now)
 
+    def grant_one(self, client: Client, key: str, size: int, now: float, *, eager: bool) -> int | Grant | None:
+        """The answer to a put of one value without options, if the first segment tried has room for it and nobody
+        waits; None: ask with a Wish.  Small puts live by this: it takes a third of the time."""
+        placeable = self._pool.placeable
+        if self._waiting or not placeable or not key or size <= 0 or self._config.allocation_strategy != "random":
+            return None
+        if self._catalog.objects.get(key) is not None:
+            return int(ErrorCode.OBJECT_ALREADY_EXISTS)
+        if key in self._puts.by_key:
+            return None
+        segment = placeable[next(self._turns) % len(placeable)]
+        start = segment.allocator.allocate(size)
+        if start is None:
+            return None
+        count = slots_needed(key, "", client.name, 1)
+        slots = segment.slots.take(count) if count <= MOST_FLAT_SLOTS else None
+        if slots is None or slots[-1] - slots[0] >= count:
+            segment.allocator.release(start, size)
+            if slots is not None:
+                segment.slots.give(slots)
+            return None
+        seq = self.last_seq = next(self._seqs)
+        size = self._shared(size)
+        obj = Object(key=key, size=size, seq=seq, segment=segment, offset=start, slots=flat_slots(slots[0], count))
+        self._puts.add(Put(obj, client, "", now, 0.0))
+        if eager:
+            self._puts.eager[key] = now
+        self._check_watermark(now)
+        return Grant(seq, [[Part(segment.number, slots, [start, size])]])
+
     def _refusal(self, options: PutOptions | None) -> ErrorCode | None:
         if options is None:
             return None
@@ -133,7 +167,7 @@ class Granting:
         while waiting:
             wish = waiting[0]
             if not self._grant(wish, now):
-                if now < wish.deadline and self._pool.placeable:
+                if now < wish.deadline and self._pool.segments:
                     more = self._make_room(wish, now)
                     if not self._grant(wish, now):
                         return more
@@ -188,6 +222,7 @@ class Granting:
     def _refuse_taken(self, wish: Wish, now: float) -> None:
         """Answer the keys that cannot be put whatever room there is."""
         keys, sizes, by_key = wish.keys, wish.sizes, self._puts.by_key
+        capacity = self._pool.capacity
         lacking = []
         seen: set[str] = set()
         for i in wish.lacking:
@@ -199,6 +234,10 @@ class Granting:
                 wish.answers[i] = int(ErrorCode.OBJECT_ALREADY_EXISTS)
                 continue
             seen.add(key)
+            if sizes[i] > capacity:  # nothing is evicted for what can never be granted
+                self._counters["master_put_start_alloc_failures_total"] += 1
+                wish.answers[i] = int(ErrorCode.NO_AVAILABLE_HANDLE)
+                continue
             lacking.append(i)
         wish.lacking = lacking
 
@@ -222,13 +261,7 @@ class Granting:
     def _open(self, wish: Wish, i: int, replicas: tuple[Replica, ...], now: float) -> Grant:
         options = wish.options
         seq = self.last_seq = next(self._seqs)
-        size = wish.sizes[i]
-        shared = self._sizes.get(size)
-        if shared is not None:
-            size = shared
-        elif len(self._sizes) < _SIZES:
-            self._sizes[size] = size
-        obj = Object(key=wish.keys[i], size=size, seq=seq)
+        obj = Object(key=wish.keys[i], size=self._shared(wish.sizes[i]), seq=seq)
         lay(obj, replicas)
         group = wish.groups[i] if wish.groups else ""
         soft_pin_s = 0.0
@@ -252,6 +285,15 @@ class Granting:
                 for replica in replicas
             ],
         )
+
+    def _shared(self, size: int) -> int:
+        """The same number, as one object for all values of that size."""
+        shared = self._sizes.get(size)
+        if shared is not None:
+            return shared
+        if len(self._sizes) < _SIZES:
+            self._sizes[size] = size
+        return size
 
     def close(self, put: Put) -> None:
         """`put` is over, one way or the other."""

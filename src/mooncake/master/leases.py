@@ -19,19 +19,63 @@ from mooncake.master.objects import Object, Unit
 _SHARED_S = 0.01
 
 
+class _Ends:
+    """Units by the end of their lease, which is the same float for a whole list, and another one for each."""
+
+    __slots__ = ("_at", "_lists")
+
+    def __init__(self) -> None:
+        self._lists: deque[tuple[float, list[Unit]]] = deque()
+        self._at = 0  # first of the oldest list that was not taken yet
+
+    def __bool__(self) -> bool:
+        return bool(self._lists)
+
+    def append(self, end: float, units: list[Unit]) -> None:
+        self._lists.append((end, units))
+
+    def ended(self, now: float, limit: int) -> list[Unit]:
+        """Take up to `limit` units whose last lease has ended, in order."""
+        units: list[Unit] = []
+        while self._lists and self._lists[0][0] <= now and len(units) < limit:
+            end, leased = self._lists[0]
+            stop = self._at + limit - len(units)
+            units += [unit for unit in leased[self._at : stop] if unit.lease is end]
+            self._at = stop
+            if stop >= len(leased):
+                self._drop_oldest()
+        return units
+
+    def oldest(self, latest_end: float) -> Unit | None:
+        """Take the unit whose lease ends first; None if none ends by `latest_end`."""
+        while self._lists and self._lists[0][0] <= latest_end:
+            end, leased = self._lists[0]
+            while self._at < len(leased):
+                unit = leased[self._at]
+                self._at += 1
+                if unit.lease is end:
+                    return unit
+            self._drop_oldest()
+        return None
+
+    def _drop_oldest(self) -> None:
+        self._lists.popleft()
+        self._at = 0
+
+
 class ProbeLeases:
-    """Units under a probe lease, by its end."""
+    """Units under a probe lease."""
 
     def __init__(self, ttl: float) -> None:
         self.ttl = ttl
         self._next = -1.0  # from then on a new end is needed
         self._end = 0.0
         self._units: list[Unit] = []
-        self._by_end: deque[tuple[float, list[Unit]]] = deque()
-        self._at = 0  # first of the oldest list that is not looked at yet
+        self._ends = _Ends()
+        self._unbreakable = _Ends()  # were being read when they might have been broken
 
     def __bool__(self) -> bool:
-        return bool(self._by_end)
+        return bool(self._ends) or bool(self._unbreakable)
 
     def touch(self, objects: list[Object], now: float) -> None:
         """Lease the units of `objects`, the first of which shall leave last."""
@@ -52,34 +96,22 @@ class ProbeLeases:
     def _begin(self, now: float) -> None:
         self._end = now + _SHARED_S + self.ttl
         self._units = []
-        self._by_end.append((self._end, self._units))
+        self._ends.append(self._end, self._units)
         self._next = now + _SHARED_S
 
     def ended(self, now: float, limit: int) -> list[Unit]:
         """Up to `limit` units whose last lease has ended, in order."""
-        units: list[Unit] = []
-        while self._by_end and self._by_end[0][0] <= now and len(units) < limit:
-            end, leased = self._by_end[0]
-            stop = self._at + limit - len(units)
-            units += [unit for unit in leased[self._at : stop] if unit.lease is end]
-            self._at = stop
-            if stop >= len(leased):
-                self._by_end.popleft()
-                self._at = 0
-        return units
+        units = self._ends.ended(now, limit)
+        return units + self._unbreakable.ended(now, limit) if self._unbreakable else units
 
     def break_oldest(self, latest_grant: float) -> Unit | None:
-        """End the oldest lease that nobody is reading under; None if no lease was granted before `latest_grant`."""
-        while self._by_end and self._by_end[0][0] - self.ttl <= latest_grant:
-            end, leased = self._by_end[0]
-            while self._at < len(leased):
-                unit = leased[self._at]
-                self._at += 1
-                if unit.lease is end and not unit.readers:
-                    unit.lease = 0.0
-                    return unit
-            self._by_end.popleft()
-            self._at = 0
+        """End the oldest lease under which nobody reads; None if none was granted by `latest_grant`."""
+        while (unit := self._ends.oldest(latest_grant + self.ttl)) is not None:
+            if not unit.readers:
+                unit.lease = 0.0
+                return unit
+            unit.lease += 0.0  # another float of the same value
+            self._unbreakable.append(unit.lease, [unit])
         return None
 
 

@@ -26,7 +26,7 @@ SOFT_PIN = 2
 GONE = 4  # no longer in the directory; perhaps still being read
 
 _SLOT_COUNT_BITS = 8
-_MAX_FLAT_SLOTS = (1 << _SLOT_COUNT_BITS) - 1
+MOST_FLAT_SLOTS = (1 << _SLOT_COUNT_BITS) - 1
 
 
 def granules(length: int) -> int:
@@ -44,6 +44,8 @@ class PartAt(msgspec.Struct, gc=False, eq=False, frozen=True):
     @property
     def taken(self) -> int:
         """Bytes taken from the segment."""
+        if len(self.extents) == 2:
+            return granules(self.extents[1])
         return sum(granules(length) for length in self.extents[1::2])
 
 
@@ -86,14 +88,19 @@ class Object(Unit, gc=False, eq=False):
         return self if self.group is None else self.group
 
 
+def flat_slots(first: int, count: int) -> int:
+    """What Object.slots holds for `count` slots from `first` on."""
+    return first << _SLOT_COUNT_BITS | count
+
+
 def lay(obj: Object, replicas: tuple[Replica, ...]) -> None:
     """Say where `obj` lies, flat if possible."""
     if len(replicas) == 1 and len(replicas[0]) == 1:
         part = replicas[0][0]
         slots, count = part.slots, len(part.slots)
-        if len(part.extents) == 2 and count <= _MAX_FLAT_SLOTS and slots[-1] - slots[0] == count - 1:
+        if len(part.extents) == 2 and count <= MOST_FLAT_SLOTS and slots[-1] - slots[0] == count - 1:
             obj.segment, obj.offset = part.segment, part.extents[0]
-            obj.slots = slots[0] << _SLOT_COUNT_BITS | count
+            obj.slots = flat_slots(slots[0], count)
             obj.replicas = ()
             return
     obj.segment, obj.offset, obj.slots, obj.replicas = None, 0, 0, replicas
@@ -103,7 +110,7 @@ def replicas(obj: Object) -> tuple[Replica, ...]:
     """All replicas of `obj`, however it lies."""
     if obj.segment is None:
         return obj.replicas
-    first, count = obj.slots >> _SLOT_COUNT_BITS, obj.slots & _MAX_FLAT_SLOTS
+    first, count = obj.slots >> _SLOT_COUNT_BITS, obj.slots & MOST_FLAT_SLOTS
     return ((PartAt(obj.segment, tuple(range(first, first + count)), (obj.offset, obj.size)),),)
 
 

@@ -187,12 +187,6 @@ class Pool:
             self._doom(part, seq, hidden=True)
             self._post(part.segment, part.slots[0], seq, hidden=True)
 
-    def kill_unknown(self, segment: Segment, slot: int, seq: int) -> None:
-        """Kill a record whose extents cannot be believed; nothing comes back from it."""
-        if slot not in segment.doomed:
-            self._doom(PartAt(segment, (slot,), ()), seq, hidden=False)
-        self._post(segment, slot, seq, hidden=False)
-
     def _doom(self, part: PartAt, seq: int, *, hidden: bool) -> Doomed:
         doomed = Doomed(seq, part, hidden, 0)
         part.segment.doomed[part.slots[0]] = doomed
@@ -234,11 +228,10 @@ class Pool:
         part = doomed.part
         extents = part.extents
         segment.coming -= doomed.coming
-        if extents:
-            segment.quarantined -= part.taken
-            for i in range(0, len(extents), 2):
-                segment.allocator.release(extents[i], extents[i + 1])
-            segment.slots.give(part.slots)
+        segment.quarantined -= part.taken
+        for i in range(0, len(extents), 2):
+            segment.allocator.release(extents[i], extents[i + 1])
+        segment.slots.give(part.slots)
 
     def post_again(self, segment: Segment) -> None:
         """Its server is back on a new connection and may not have got what we sent before."""

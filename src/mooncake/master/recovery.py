@@ -80,15 +80,13 @@ class Recovery:
             return
         slot, seq, body = record.slots[0], record.seq, record.body
         problem = _problem(record)
-        if problem is None and not segment.slots.reserve(record.slots):
+        if not segment.slots.reserve(record.slots):
             problem = "its slots are taken or out of range"
-        elif problem is None and not segment.allocator.reserve(body.extents):
-            segment.slots.give(record.slots)
-            problem = "its extents are taken or out of range"
+        elif problem is not None or not segment.allocator.reserve(body.extents):
+            problem = problem or "its extents are taken or out of range"
+            self._pool.kill_unread(PartAt(segment, tuple(record.slots), ()), seq, clean=False)
         if problem is not None:
             log.warning("segment %s: record of key %r is not believed: %s", segment.name, body.key[:200], problem)
-            if 0 <= slot < segment.slots.total:
-                self._pool.kill_unknown(segment, slot, seq)
             return
         part = PartAt(segment, tuple(record.slots), tuple(body.extents))
         self._granting.skip_to(seq)
@@ -165,7 +163,7 @@ def _problem(record: Record) -> str | None:
     """Why a record cannot be right by itself."""
     body = record.body
     lengths = body.extents[1::2]
-    if record.state not in (WRITING, COMPLETE, REMOVED) or record.seq <= 0:
+    if record.state not in (WRITING, COMPLETE, REMOVED) or not 0 < record.seq < 1 << 62:
         return "unknown state or sequence number"
     if not body.key or not lengths or len(body.extents) % 2 or min(lengths) <= 0:
         return "no key or no extents"

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Coroutine
+import time
+from collections.abc import Coroutine, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -30,6 +31,7 @@ log = logging.getLogger("mooncake.master")
 BUSY_TICK_S = 0.01
 IDLE_TICK_S = 0.1
 _COLLECT_S = 10.0
+_STEP_S = 0.002
 _HELLO = KINDS[Hello]
 _KILL = KINDS[Kill]
 
@@ -74,6 +76,7 @@ class MasterService:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._collected_by_others:
+            gc.unfreeze()
             gc.enable()
 
     async def remove_all(self, force: bool) -> int:
@@ -122,9 +125,10 @@ class MasterService:
 
     def hurry(self) -> None:
         """A put waits: tick soon."""
-        if self._timer is not None:
+        soon = self._loop.time() + BUSY_TICK_S
+        if self._timer is not None and self._timer.when() > soon:
             self._timer.cancel()
-        self._timer = self._loop.call_later(BUSY_TICK_S, self._tick)
+            self._timer = self._loop.call_at(soon, self._tick)
 
     def flush(self) -> None:
         """Send what the directory has for the segments' owners."""
@@ -156,7 +160,13 @@ class Session(asyncio.Protocol):
         self.send_kill = self._send_kill  # one object, to know it again
         self.in_turn = asyncio.Lock()  # for what must keep its order though it takes several steps
         self._reader = frame.FrameReader()
+        self._unanswered: list[frame.Frame] = []
+        self._overfull = False
         self._transport: asyncio.Transport | None = None
+
+    @property
+    def connected(self) -> bool:
+        return self._transport is not None
 
     # -- asyncio's side
 
@@ -178,11 +188,14 @@ class Session(asyncio.Protocol):
             directory.clients.leave(self.client, now)
 
     def pause_writing(self) -> None:
+        """The other side does not read its replies: take no more of its requests."""
+        self._overfull = True
         if self._transport is not None:
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        if self._transport is not None:
+        self._overfull = False
+        if self._transport is not None and not self._unanswered:
             self._transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
@@ -192,8 +205,21 @@ class Session(asyncio.Protocol):
             log.warning("connection closed: %s", error)
             self.abort()
             return
+        if self._unanswered:
+            self._unanswered += frames
+        else:
+            self._answer_some(frames)
+
+    def _answer_some(self, frames: Sequence[frame.Frame]) -> None:
+        """Answer as many of `frames` as fit one step of the loop; the others in later steps, without reading on."""
         replies = []
-        for got in frames:
+        stop = 0.0
+        for i, got in enumerate(frames):
+            if i == 1:
+                stop = time.monotonic() + _STEP_S
+            elif i > 1 and time.monotonic() >= stop:
+                self._postpone(frames[i:])
+                break
             reply = self._answer(got)
             if reply is not None:
                 replies.append(reply)
@@ -203,6 +229,19 @@ class Session(asyncio.Protocol):
             self._transport.write(replies[0] if len(replies) == 1 else b"".join(replies))
         if self.service.directory.pool.dirty:
             self.service.flush()
+
+    def _postpone(self, frames: Sequence[frame.Frame]) -> None:
+        self._unanswered = list(frames)
+        if self._transport is not None:
+            self._transport.pause_reading()
+        asyncio.get_running_loop().call_soon(self._answer_more)
+
+    def _answer_more(self) -> None:
+        frames, self._unanswered = self._unanswered, []
+        if self._transport is not None:
+            self._answer_some(frames)
+            if not self._unanswered and not self._overfull:
+                self._transport.resume_reading()
 
     def abort(self) -> None:
         if self._transport is not None:

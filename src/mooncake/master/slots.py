@@ -2,11 +2,15 @@
 
 Low slots go first (a table's unused end takes no memory, and its owner scans only as far as it was used).
 Freed runs are kept by length and reused as they are: records of one deployment need nearly always the same number.
+(In arrays: a million Python ints that outlive their objects would keep the interpreter from giving memory back.)
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
+
+_MOST_RECOVERED = 1 << 28
 
 
 class Slots:
@@ -19,7 +23,7 @@ class Slots:
         self.total = total
         self.used = 0
         self._fresh = 0  # never used from here on
-        self._runs: dict[int, list[int]] = {}  # length → first slots of free runs of that length
+        self._runs: dict[int, array[int]] = {}  # length → first slots of free runs of that length
         self._seen = bytearray()  # during a recovery: 1 for a taken slot
         self._known = total if known else 0
 
@@ -65,7 +69,9 @@ class Slots:
 
     def reserve(self, slots: Sequence[int]) -> bool:
         """Take these slots of a table that is not known yet; False, and nothing done, if one cannot be."""
-        if not slots or min(slots) < 0 or max(slots) >= self.total or len(set(slots)) < len(slots):
+        if not slots or len(set(slots)) < len(slots):
+            return False
+        if min(slots) < 0 or max(slots) >= min(self.total, _MOST_RECOVERED):
             return False
         seen = self._seen
         if max(slots) >= len(seen):
@@ -97,5 +103,5 @@ class Slots:
     def _keep(self, first: int, length: int) -> None:
         runs = self._runs.get(length)
         if runs is None:
-            runs = self._runs[length] = []
+            runs = self._runs[length] = array("q")
         runs.append(first)

@@ -26,7 +26,7 @@ class Tombstones:
 
     def note(self, key: str, seq: int) -> None:
         """Records of `key` up to `seq` are dead; the directory's newest sequence number is at least `seq`."""
-        if self._until:
+        if self._until and seq > self.floor:
             self._seqs[key] = max(seq, self._seqs.get(key, 0))
             if len(self._seqs) > _MOST:
                 self.raise_floor(max(self._seqs.values()))
@@ -35,6 +35,12 @@ class Tombstones:
         """Every record of a segment that is away now, up to `seq`, is dead."""
         self.floor = max(self.floor, seq)
         self._seqs.clear()
+
+    def outbid(self, seq: int) -> None:
+        """A former master's numbers were higher than ours, up to `seq`: what died under us died after its records."""
+        self._seqs = dict.fromkeys(self._seqs, seq)
+        if self.floor:
+            self.floor = seq
 
     def expire(self, now: float, seq: int) -> None:
         """When the time is over: whatever still comes is dead up to `seq`."""

@@ -1,0 +1,28 @@
+"""The documents' Python examples run as they stand."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ADDRESS = "127.0.0.1:50051"
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/quickstart.md"])
+def test_python_examples(up, name):
+    examples = re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)
+    assert examples
+    pool = up()
+    for example in examples:
+        assert ADDRESS in example
+        program = example.replace(ADDRESS, f"127.0.0.1:{pool.port}")
+        subprocess.run([sys.executable, "-c", program], timeout=30, check=True)
+
+
+def test_links_lead_somewhere():
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+            assert (page.parent / link).exists(), f"{page.name}: {link}"
