@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,11 +22,13 @@ class Zygote:
     """Forks servers; see zygote.py."""
 
     def __init__(self, python: Path, log: Path) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="vllm-")  # for sockets, whose paths must be short
         environment = {
             **os.environ,
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "TMPDIR": self._folder.name,
             "OMP_NUM_THREADS": "1",
             "OMP_WAIT_POLICY": "PASSIVE",
         }
@@ -49,6 +52,7 @@ class Zygote:
     def close(self) -> None:
         self._process.stdin.close()
         self._process.wait(10)
+        self._folder.cleanup()
 
 
 @dataclass(frozen=True)

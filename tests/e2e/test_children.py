@@ -1,5 +1,7 @@
 """What a command starts is gone when the command is, however unwilling it is."""
 
+import os
+import signal
 import subprocess
 import sys
 
@@ -40,8 +42,11 @@ def test_stubborn_child_and_its_own_child_are_ended(tmp_path):
 
 
 def test_killed_command_takes_its_children_along(tmp_path):
-    _, (child, _) = run(tmp_path, "import os; os.kill(os.getpid(), 9)")
-    wait_until(lambda: gone(child), 5)
+    _, (child, sleeper) = run(tmp_path, "import os; os.kill(os.getpid(), 9)")
+    try:
+        wait_until(lambda: gone(child), 5)
+    finally:
+        os.kill(sleeper, signal.SIGKILL)  # a session of its own: a segment server would notice by itself
 
 
 def test_failed_command_shows_the_end_of_its_log(tmp_path):

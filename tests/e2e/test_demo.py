@@ -4,8 +4,8 @@ import json
 import os
 import signal
 import subprocess
+import tempfile
 import time
-import uuid
 from pathlib import Path
 
 import pytest
@@ -21,11 +21,11 @@ class Run:
     """A demo in a group of its own; every process below it carries a marker in its environment."""
 
     def __init__(self, *arguments: str) -> None:
-        self._marker = f"DEMO_TEST_RUN={uuid.uuid4()}"
-        name, value = self._marker.split("=")
+        self._folder = tempfile.TemporaryDirectory(prefix="demo-")  # for what one that is killed or fails leaves there
+        self._marker = f"TMPDIR={self._folder.name}"
         self.process = subprocess.Popen(
             [DEMO, *arguments],
-            env={**os.environ, name: value},
+            env={**os.environ, "TMPDIR": self._folder.name},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -58,6 +58,14 @@ class Run:
                     continue
         return found
 
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+        self.process.communicate()
+        left = self.processes()
+        self._folder.cleanup()
+        assert left == {}
+
     def find(self, text: str) -> int:
         """The pid of the one process whose command line holds `text`."""
         (pid,) = [pid for pid, command in self.processes().items() if text in command]
@@ -74,13 +82,8 @@ def demo(python):
         return runs[-1]
 
     yield start
-    left = {}
     for run in runs:
-        if run.process.poll() is None:
-            run.process.terminate()
-        run.process.communicate()
-        left |= run.processes()
-    assert left == {}
+        run.close()
 
 
 def test_figures(demo, tmp_path):

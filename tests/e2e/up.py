@@ -1,7 +1,9 @@
 """A running `mooncake up`."""
 
+import os
 import re
 import subprocess
+import tempfile
 from pathlib import Path
 
 from mooncake.cli.loopback import accepts, fetch, metric
@@ -12,8 +14,10 @@ class Up:
     """A running `mooncake up`, and what it printed."""
 
     def __init__(self, *arguments: str) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="up-")  # for what one that is killed leaves behind
         self.process = subprocess.Popen(
             [BIN / "mooncake", "up", "--size", "64MB", *arguments],
+            env={**os.environ, "TMPDIR": self._folder.name},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -53,5 +57,6 @@ class Up:
 
     def close(self) -> None:
         if self.process.poll() is None:
-            self.process.kill()
+            self.process.terminate()
         self.process.communicate()
+        self._folder.cleanup()

@@ -120,7 +120,7 @@ class AllocatorMachine(RuleBasedStateMachine):
     @invariant()
     def same(self) -> None:
         if hasattr(self, "allocator"):
-            assert self.allocator._holes == self.holes()
+            assert dict(self.allocator.holes) == self.holes()
             assert self.allocator.free == sum(self.holes().values())
 
 

@@ -383,3 +383,18 @@ def test_the_map_of_many_keys() -> None:
     ]
     seen = [obj.key for some in keys.slices() for obj in some]
     assert len(seen) == len(set(seen)) == len(keys) == 45_500
+
+
+def test_no_single_hole_trap() -> None:
+    """Half of the pool is free, no two pages of it together: a value of that half is stored in pieces."""
+    world = World(("h1", 4 << 20))
+    keys = [f"{i:04}" for i in range(1024)]
+    world.put(keys, 4 * KIB)
+    world.directory.remove(keys[::2], True, world.now)
+    world.settle()
+    assert world.put(["x"], 2 << 20) == [0]
+    assert len(world.found("x").places[0]) == 3 * 512
+    assert len(world.there(keys)) - world.there(keys).count("-") == 512
+    world.directory.remove(["x"], False, world.now)
+    world.settle()
+    assert world.directory.totals().allocated_bytes == 2 << 20

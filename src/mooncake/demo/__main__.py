@@ -42,10 +42,12 @@ def main() -> int:
         shutil.rmtree(folder)
         ended_well = arguments.keep and outcome is not None and not outcome.figures.complaint
         return 0 if ended_well else signal.exit_code
+    if not complaint or not any(folder.iterdir()):
+        shutil.rmtree(folder)
     if complaint:
-        print(f"scripts/demo: {complaint}\nThe logs are in {folder}", file=sys.stderr)
+        logs = f"\nThe logs are in {folder}" if folder.exists() else ""
+        print(f"scripts/demo: {complaint}{logs}", file=sys.stderr)
         return 1
-    shutil.rmtree(folder)
     return 0
 
 

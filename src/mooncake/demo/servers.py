@@ -2,6 +2,8 @@
 
 import os
 import re
+import socket
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +18,8 @@ KV_CACHE_SIZE = 512 << 20  # bytes; over 11,000 tokens
 
 MASTER_LIMIT = 20.0  # seconds until it answers
 INSTANCE_LIMIT = 300.0
+
+_UNIX_PATH_MAX = 107  # characters of a unix socket's path
 
 _MEMORY = re.compile(r"Available memory on node \d+ \(([\d.]+)/[\d.]+ GiB\)")
 _FIRST_ERROR = re.compile(r"^.*?\b(\w+Error: .+)$", re.MULTILINE)
@@ -76,10 +80,18 @@ def start_instance(children: Children, name: str, model: Path, folder: Path, poo
         "OMP_WAIT_POLICY": "PASSIVE",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # lets the worker live in the engine's process: starts sooner
         "VLLM_HOST_IP": HOST,
+        **_temporary_files(folder),
         **(pool_environment(pool) if pool else {}),
     }
     log = folder / f"{name.replace(' ', '-').lower()}.log"
     return Instance(name, children.start(f"vLLM ({name})", command, log, environment), port)
+
+
+def _temporary_files(folder: Path) -> dict[str, str]:
+    """Puts what vLLM leaves behind into `folder`; its sockets only if their names do not get too long there."""
+    longest = f"{folder}/lookup_rpc_port_65535_host_{socket.gethostname()}_dp_rank0"
+    sockets = str(folder) if len(longest) <= _UNIX_PATH_MAX else tempfile.gettempdir()
+    return {"TMPDIR": str(folder), "VLLM_RPC_BASE_PATH": sockets}
 
 
 def wait_ready(children: Children, *instances: Instance) -> None:

@@ -1,9 +1,8 @@
 """The extents of one segment: which bytes are taken, and where the next ones go.
 
-Free ranges ("holes") lie in bins by size, four a power of two, so that finding one costs the same however many there
-are; a freed extent merges with its neighbours at once.  Beside them a bit a granule says what is taken: it catches
-a double free or an overlap wherever it comes from, and finds the holes after a recovery.  It is kept in regions of
-4,096 granules as Python ints, so regions that are wholly free or wholly taken cost nothing.
+What is free lies in `holes`; a freed extent merges with its neighbours at once.  Beside them a bit a granule says what
+is taken: it catches a double free or an overlap wherever it comes from, and finds the holes after a recovery.  It is
+kept in regions of 4,096 granules as Python ints, so regions that are wholly free or wholly taken cost nothing.
 
 Lengths are rounded up to GRANULE.  Extents of a page or more start on a page (copies between buffers that lie
 differently in their pages run at a third [M]) unless no hole allows it.  The next extent goes behind the last one
@@ -14,18 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mooncake.master.holes import Holes, bin_of
 from mooncake.transfer.table import GRANULE
 
 PAGE = 4096
 _REGION = 4096  # granules
 _FULL = (1 << _REGION) - 1
 _TRIES = 8  # holes looked at in each bin
-
-
-def _bin(length: int) -> int:
-    count = length // GRANULE
-    bits = count.bit_length()
-    return count if bits <= 2 else bits << 2 | count >> (bits - 3) & 3
+_MOST_PIECES = 1 << 16
 
 
 def _round(size: int) -> int:
@@ -39,23 +34,20 @@ def _align(start: int, length: int) -> int:
 class Allocator:
     """All methods are O(1) but for the length of what they hand out and the regions of 1 MiB that it touches."""
 
-    __slots__ = ("_behind", "_bins", "_ends", "_holes", "_known", "_nonempty", "_taken", "free", "size")
+    __slots__ = ("_behind", "_known", "_taken", "free", "holes", "size")
 
     def __init__(self, size: int, known: bool = True) -> None:
         """`known` False: a segment with values in it; `reserve` them all, then run `find_holes`."""
         self.size = size // GRANULE * GRANULE
         self.free = self.size
         self._taken = [0] * -(-self.size // (GRANULE * _REGION))
-        self._holes: dict[int, int] = {}  # start → length
-        self._ends: dict[int, int] = {}  # end → start
-        self._bins: list[dict[int, None]] = [{} for _ in range(4 * 60)]
-        self._nonempty = 0  # bit i: bin i holds something
+        self.holes = Holes()
         self._behind = 0  # where the last extent ended
         self._known = 0  # holes are known below this
         if known:
             self._known = self.size
             if self.size:
-                self._add(0, self.size)
+                self.holes.add(0, self.size)
 
     @property
     def used(self) -> int:
@@ -69,25 +61,21 @@ class Allocator:
         if length > self.free:
             return None
         hole = self._behind
-        if hole in self._holes:
-            start = _align(hole, length)
-            if start + length <= hole + self._holes[hole]:
-                return self._take(hole, start, length)
+        start = _align(hole, length)
+        if start + length <= hole + self.holes.room(hole):
+            return self._take(hole, start, length)
         unaligned = None
-        least = _bin(length)
-        found = self._nonempty >> least << least
+        least = bin_of(length)
+        found = self.holes.nonempty >> least << least
         while found:
             lowest = found & -found
             found ^= lowest
-            for tries, hole in enumerate(self._bins[lowest.bit_length() - 1]):
-                room = self._holes[hole]
+            for hole, room in self.holes.some(lowest.bit_length() - 1, _TRIES):
                 if room >= length:
                     start = _align(hole, length)
                     if start + length <= hole + room:
                         return self._take(hole, start, length)
                     unaligned = hole
-                if tries == _TRIES:
-                    break
         return None if unaligned is None else self._take(unaligned, unaligned, length)
 
     def allocate_run(self, sizes: list[int]) -> list[int] | None:
@@ -113,46 +101,46 @@ class Allocator:
         return starts
 
     def allocate_pieces(self, size: int) -> list[int] | None:
-        """Flat list offset, length, ... of extents that together hold `size`; None if the bytes lack."""
+        """Flat list offset, length, ... of extents that together hold `size`, the largest holes first; None if
+        the bytes lack (or lie in more holes than a record may name)."""
         left = _round(size)
         if left > self.free or self._known < self.size:
             return None
         pieces: list[int] = []
         while left:
-            top = self._bins[self._nonempty.bit_length() - 1]
-            hole = max((hole for hole, _ in zip(top, range(_TRIES), strict=False)), key=self._holes.__getitem__)
-            room = self._holes[hole]
+            room, hole = max((room, hole) for hole, room in self.holes.some(self._top_bin, _TRIES))
             length = min(left, room)
             start = _align(hole, length)
             if start + length > hole + room:
                 start = hole
             pieces += (self._take(hole, start, length), length)
             left -= length
+            if left and len(pieces) == 2 * _MOST_PIECES:
+                for i in range(0, len(pieces), 2):
+                    self.release(pieces[i], pieces[i + 1])
+                return None
         return pieces
+
+    @property
+    def _top_bin(self) -> int:
+        return self.holes.nonempty.bit_length() - 1
 
     def _hole_for_run(self, total: int) -> int | None:
         hole = self._behind
-        if hole in self._holes and _align(hole, PAGE) + total <= hole + self._holes[hole]:
+        if _align(hole, PAGE) + total <= hole + self.holes.room(hole):
             return hole
-        largest = self._bins[self._nonempty.bit_length() - 1] if self._nonempty else {}
-        for tries, hole in enumerate(largest):
-            if _align(hole, PAGE) + total <= hole + self._holes[hole]:
-                return hole
-            if tries == _TRIES:
-                break
+        if self.holes.nonempty:
+            for hole, room in self.holes.some(self._top_bin, _TRIES):
+                if _align(hole, PAGE) + total <= hole + room:
+                    return hole
         return None
 
     def _take(self, hole: int, start: int, length: int) -> int:
-        room = self._holes[hole]
-        rest = hole + room - start - length
-        if start == hole and rest:
-            self._shorten(hole, room, rest)
-        else:
-            self._drop(hole)
-            if start > hole:
-                self._add(hole, start - hole)
-            if rest:
-                self._add(start + length, rest)
+        rest = hole + self.holes.drop(hole) - start - length
+        if start > hole:
+            self.holes.add(hole, start - hole)
+        if rest:
+            self.holes.add(start + length, rest)
         self._mark(start, length)
         self._behind = start + length
         return start
@@ -167,13 +155,14 @@ class Allocator:
             self._give(start, min(length, self._known - start))
 
     def _give(self, start: int, length: int) -> None:
-        left = self._ends.get(start)
+        holes = self.holes
+        left = holes.ending(start)
         if left is not None:
-            length += self._drop(left)
+            length += holes.drop(left)
             start = left
-        if start + length in self._holes:
-            length += self._drop(start + length)
-        self._add(start, length)
+        if holes.room(start + length):
+            length += holes.drop(start + length)
+        holes.add(start, length)
 
     # -- recover
 
@@ -214,41 +203,7 @@ class Allocator:
             self._known = (base + count) * GRANULE
             yield
 
-    # -- the bins and the bits
-
-    def _add(self, start: int, length: int) -> None:
-        self._holes[start] = length
-        self._ends[start + length] = start
-        number = _bin(length)
-        self._bins[number][start] = None
-        self._nonempty |= 1 << number
-
-    def _shorten(self, start: int, length: int, rest: int) -> None:
-        """Only the last `rest` bytes of a hole stay one: the usual case, done as one step."""
-        first, end = start + length - rest, start + length
-        del self._holes[start]
-        self._holes[first] = rest
-        self._ends[end] = first
-        old, new = _bin(length), _bin(rest)
-        hole_bin = self._bins[old]
-        del hole_bin[start]
-        if old == new:
-            hole_bin[first] = None
-            return
-        if not hole_bin:
-            self._nonempty ^= 1 << old
-        self._bins[new][first] = None
-        self._nonempty |= 1 << new
-
-    def _drop(self, start: int) -> int:
-        length = self._holes.pop(start)
-        del self._ends[start + length]
-        number = _bin(length)
-        hole_bin = self._bins[number]
-        del hole_bin[start]
-        if not hole_bin:
-            self._nonempty ^= 1 << number
-        return length
+    # -- the bits
 
     def _mark(self, start: int, length: int) -> None:
         taken, masks = self._taken, _masks(start, length)

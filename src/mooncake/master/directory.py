@@ -36,6 +36,8 @@ from mooncake.rpc.messages import Found, Kill, Record, SegmentInfo
 log = logging.getLogger("mooncake.master")
 
 COMPLETE = 3  # ReplicaStatus
+_NOT_READY = int(ErrorCode.REPLICA_IS_NOT_READY)
+_NOT_FOUND = int(ErrorCode.OBJECT_NOT_FOUND)
 _ENDED_AT_ONCE = 2000  # leases that end in one step
 _LARGEST_SEGMENT = 1 << 44
 _LAST_TERM = 1 << 42  # terms are milliseconds
@@ -192,9 +194,9 @@ class Directory:
                 answers.append(found)
                 objects.append(obj)
             elif key in self.puts.by_key:
-                answers.append(-703)
+                answers.append(_NOT_READY)
             else:
-                answers.append(-704)
+                answers.append(_NOT_FOUND)
         return answers, objects
 
     # -- the end of a put

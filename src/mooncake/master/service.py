@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import socket
 import time
 from collections.abc import Coroutine, Sequence
 from typing import Any, cast
@@ -172,6 +173,7 @@ class Session(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        _notice_lost_hosts(transport.get_extra_info("socket"))
         self.service.sessions.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -310,6 +312,15 @@ class Session(asyncio.Protocol):
     def _send_kill(self, kill: Kill) -> None:
         if self._transport is not None:
             self._transport.write(frame.pack(_KILL, frame.ONE_WAY, 0, encode(kill)))
+
+
+def _notice_lost_hosts(sock: socket.socket) -> None:
+    """Have the kernel close a connection to a host that has been silent for 20 s."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 8)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 3)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 20_000)
 
 
 def _refusal(got: frame.Frame, error: Exception) -> bytes | None:

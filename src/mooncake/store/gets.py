@@ -1,0 +1,197 @@
+"""The get family: values from the pool into fresh memory or to given addresses."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from mooncake.errors import ErrorCode, StoreError
+from mooncake.rpc.messages import Found
+from mooncake.store.buffers import BufferHandle, new_bytes
+from mooncake.store.member import INVALID, Member, NotSetUpError
+from mooncake.store.vectors import pieces_by_value, trust_of
+
+if TYPE_CHECKING:
+    from mooncake.client.client import StoreClient
+    from mooncake.client.get import Located
+
+TRANSFER_FAIL = int(ErrorCode.TRANSFER_FAIL)
+
+
+class Gets(Member):
+    """Calls that read values.  What they return is exactly what was put, or a miss, or an error."""
+
+    def get(self, key: str) -> bytes:
+        """The value, or b"" if it is not there."""
+        made = b""
+
+        def room(size: int) -> int:
+            nonlocal made
+            if size > self._buffer_size:
+                return INVALID
+            made, address = new_bytes(size)
+            return address
+
+        try:
+            code = self._joined().gets.get_one(key, room, lambda *_: True)
+        except NotSetUpError:
+            return b""
+        return made if code > 0 else b""
+
+    def get_batch(self, keys: Sequence[str]) -> list[bytes]:
+        """The values, b"" for what is not there.  [] gives [b""], as the C++ library does."""
+        if not keys:
+            return [b""]
+        results = [b""] * len(keys)
+        for i, value in self._get_owned(keys, new_bytes):
+            results[i] = value
+        return results
+
+    def get_buffer(self, key: str) -> BufferHandle | None:
+        """The value in memory of its own, or None."""
+        return self.batch_get_buffer([key])[0]
+
+    def batch_get_buffer(self, keys: Sequence[str]) -> list[BufferHandle | None]:
+        """Values in memory of their own, None for what is not there."""
+        results: list[BufferHandle | None] = [None] * len(keys)
+        for i, handle in self._get_owned(keys, _new_handle):
+            results[i] = handle
+        return results
+
+    def get_into(self, key: str, buffer_ptr: int, size: int) -> int:
+        """Copy the value to an address with room for `size` bytes: the value's size, or a negative code."""
+        try:
+            client = self._joined()
+        except NotSetUpError:
+            return INVALID
+
+        def room(needed: int) -> int:
+            return buffer_ptr if needed <= size and buffer_ptr > 0 else INVALID
+
+        return client.gets.get_one(key, room, lambda at, n: client.registered.covers_one(at, n, write=True))
+
+    def batch_get_into(self, keys: Sequence[str], buffer_ptrs: Sequence[int], sizes: Sequence[int]) -> list[int]:
+        """Copy values to addresses; sizes are capacities.  Bytes or a negative code a key."""
+        if not len(keys) == len(buffer_ptrs) == len(sizes):
+            return [INVALID] * len(keys)
+
+        def fits(i: int, size: int) -> int:
+            return 0 if size <= sizes[i] and buffer_ptrs[i] > 0 else INVALID
+
+        return self._get_many(keys, fits, buffer_ptrs)
+
+    def batch_get_into_multi_buffers(
+        self,
+        keys: Sequence[str],
+        all_buffer_ptrs: Sequence[Sequence[int]],
+        all_sizes: Sequence[Sequence[int]],
+        prefer_alloc_in_same_node: bool = False,
+    ) -> list[int]:
+        """Copy values to pieces; the pieces of a key must add up to exactly its size.  Bytes or a code a key."""
+        if not len(keys) == len(all_buffer_ptrs) == len(all_sizes):
+            return [INVALID] * len(keys)
+
+        def fits(i: int, size: int) -> int:
+            if len(all_buffer_ptrs[i]) != len(all_sizes[i]):
+                return TRANSFER_FAIL
+            room = sum(all_sizes[i])
+            if room == size:
+                return 0 if min(all_sizes[i]) >= 0 and min(all_buffer_ptrs[i]) > 0 else INVALID
+            return TRANSFER_FAIL if room > size else INVALID
+
+        return self._get_many(keys, fits, all_buffer_ptrs, all_sizes)
+
+    def get_into_ranges(
+        self,
+        buffer_ptrs: Sequence[int],
+        all_keys: Sequence[Sequence[str]],
+        all_dst_offsets: Sequence[Sequence[Sequence[int]]],
+        all_src_offsets: Sequence[Sequence[Sequence[int]]],
+        all_sizes: Sequence[Sequence[Sequence[int]]],
+    ) -> list[list[list[int]]]:
+        """Copy fragments of values: for buffer b and its key k, fragment f is all_sizes[b][k][f] bytes from
+        all_src_offsets[b][k][f] of the value to all_dst_offsets[b][k][f] of the buffer, which must be registered.
+        Bytes or a negative code a fragment, nested the same way."""
+        from mooncake.store.ranges import get_ranges
+
+        shape = [[[INVALID] * len(sizes) for sizes in by_key] for by_key in all_sizes]
+        try:
+            client = self._joined()
+        except NotSetUpError:
+            return shape
+        return get_ranges(client, buffer_ptrs, all_keys, all_dst_offsets, all_src_offsets, all_sizes, shape)
+
+    def _get_owned(self, keys: Sequence[str], allocate: Any) -> "list[tuple[int, Any]]":
+        """(index, result) of what could be read, each into fresh memory from `allocate`(size)."""
+        try:
+            client = self._joined()
+            located = client.gets.locate(list(keys))
+        except (NotSetUpError, StoreError):
+            return []
+        held: list[tuple[int, Found, Any, int]] = []
+        for i, found in enumerate(located.found):
+            if not isinstance(found, int) and found.size <= self._buffer_size:
+                held.append((i, found, *allocate(found.size)))
+        if not held:
+            client.gets.finish(located)
+            return []
+        codes = _fetch(
+            client,
+            located,
+            [found for _, found, _, _ in held],
+            [[address] for _, _, _, address in held],
+            [[found.size] for _, found, _, _ in held],
+            checked=True,
+        )
+        return [(i, result) for (i, _, result, _), code in zip(held, codes, strict=True) if not code]
+
+    def _get_many(
+        self, keys: Sequence[str], fits: Any, addresses: Sequence[Any], sizes: Sequence[Sequence[int]] | None = None
+    ) -> list[int]:
+        """Read into given memory; without `sizes`, an address a key holds the whole value."""
+        if not keys:
+            return []
+        try:
+            client = self._joined()
+            located = client.gets.locate(list(keys))
+        except NotSetUpError:
+            return [INVALID] * len(keys)
+        except StoreError as error:
+            return [int(error.code)] * len(keys)
+        results = [found if isinstance(found, int) else fits(i, found.size) for i, found in enumerate(located.found)]
+        chosen = [i for i, code in enumerate(results) if not code]
+        if not chosen:
+            client.gets.finish(located)
+            return results
+        founds: list[Found] = [located.found[i] for i in chosen]  # type: ignore[misc]
+        if sizes is None:
+            where, lengths = [[addresses[i]] for i in chosen], [[found.size] for found in founds]
+        else:
+            where, lengths = [addresses[i] for i in chosen], [list(sizes[i]) for i in chosen]
+        codes = _fetch(client, located, founds, where, lengths, checked=False)
+        for i, found, code in zip(chosen, founds, codes, strict=True):
+            results[i] = code or found.size
+        return results
+
+
+def _new_handle(size: int) -> tuple[BufferHandle, int]:
+    handle = BufferHandle(size)
+    return handle, handle.ptr()
+
+
+def _fetch(
+    client: "StoreClient",
+    located: "Located",
+    founds: "list[Found]",
+    addresses: Sequence[Sequence[int]],
+    sizes: Sequence[Sequence[int]],
+    checked: bool,
+) -> list[int]:
+    """Copy found values to their pieces, and hand the lease back whatever happens."""
+    try:
+        return client.gets.fetch(
+            [found.places for found in founds],
+            pieces_by_value(addresses, sizes),
+            located.deadline,
+            trust_of(client, checked, write=True),
+        )
+    finally:
+        client.gets.finish(located)

@@ -1,0 +1,192 @@
+"""The put family: values from buffers and addresses into the pool."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from mooncake.errors import ErrorCode
+from mooncake.store.buffers import source_of
+from mooncake.store.member import INVALID, Member, NotSetUpError
+from mooncake.store.types import ReplicateConfig
+from mooncake.store.vectors import pieces_by_value, trust_of
+
+if TYPE_CHECKING:
+    from mooncake.client.client import StoreClient
+    from mooncake.rpc.messages import PutOptions
+
+EXISTS = int(ErrorCode.OBJECT_ALREADY_EXISTS)
+
+
+class Puts(Member):
+    """Calls that store values.  An existing key keeps its value, and the call succeeds."""
+
+    def put(self, key: str, value: Any, config: ReplicateConfig | None = None) -> int:
+        """Store a buffer-protocol object (its element count in bytes: give bytes or uint8).  An existing key keeps
+        its old value, and 0 is returned."""
+        address, size, owner = source_of(value)
+        if size > self._buffer_size:
+            return INVALID
+        code = self._put_one(key, address, size, config, checked=True)
+        del owner  # until now it had to live
+        return code
+
+    def put_from(self, key: str, buffer_ptr: int, size: int, config: ReplicateConfig | None = None) -> int:
+        """Store `size` bytes at an address.  Size 0: 0, and nothing is stored."""
+        if size == 0 and self._client is not None:
+            return 0
+        return self._put_one(key, buffer_ptr, size, config, checked=False)
+
+    def put_from_with_metadata(
+        self,
+        key: str,
+        buffer_ptr: int,
+        metadata_buffer_ptr: int,
+        size: int,
+        metadata_size: int,
+        config: ReplicateConfig | None = None,
+    ) -> int:
+        """Store metadata bytes followed by data bytes as one value.  Errors come back as *positive* numbers."""
+        pieces = [(metadata_buffer_ptr, metadata_size), (buffer_ptr, size)]
+        pieces = [piece for piece in pieces if piece[1] != 0]
+        if not pieces:
+            return -INVALID
+        return -self._put_many([key], [[p for p, _ in pieces]], [[n for _, n in pieces]], config)[0]
+
+    def put_parts(self, key: str, *parts: Any, config: ReplicateConfig | None = None) -> int:
+        """Store the concatenation of 1-D bytes-like parts.  No bytes at all: 0, and nothing is stored."""
+        sources = []
+        for part in parts:
+            try:
+                sources.append(source_of(part))
+            except TypeError as error:
+                raise RuntimeError(f"a part is not one-dimensional bytes-like: {error}") from None
+        sources = [source for source in sources if source[1]]
+        total = sum(size for _, size, _ in sources)
+        if not total and self._client is not None:
+            return 0
+        if total > self._buffer_size:
+            return INVALID
+        where, sizes = [address for address, _, _ in sources], [size for _, size, _ in sources]
+        return self._put_many([key], [where], [sizes], config, checked=True)[0]
+
+    def put_batch(self, keys: Sequence[str], values: Sequence[Any], config: ReplicateConfig | None = None) -> int:
+        """Store several values: 0, or the first error."""
+        if not keys and not values:
+            return 0
+        if len(keys) != len(values):
+            return INVALID
+        sources = [source_of(value) for value in values]
+        codes = self._put_many(
+            keys,
+            [[address] for address, _, _ in sources],
+            [[size] for _, size, _ in sources],
+            config,
+            checked=True,
+            largest=self._buffer_size,
+        )
+        return next((code for code in codes if code), 0)
+
+    def batch_put_from(
+        self,
+        keys: Sequence[str],
+        buffer_ptrs: Sequence[int],
+        sizes: Sequence[int],
+        config: ReplicateConfig | None = None,
+    ) -> list[int]:
+        """Store values at addresses: a code a key."""
+        if not len(keys) == len(buffer_ptrs) == len(sizes):
+            return [INVALID] * len(keys)
+        return self._put_many(keys, [[p] for p in buffer_ptrs], [[n] for n in sizes], config)
+
+    def batch_put_from_multi_buffers(
+        self,
+        keys: Sequence[str],
+        all_buffer_ptrs: Sequence[Sequence[int]],
+        all_sizes: Sequence[Sequence[int]],
+        config: ReplicateConfig | None = None,
+    ) -> list[int]:
+        """Store values made of pieces: all_buffer_ptrs[k], all_sizes[k] are the pieces of keys[k].  A code a key."""
+        if self._client is None:
+            return []
+        if not len(keys) == len(all_buffer_ptrs) == len(all_sizes):
+            return [INVALID] * len(keys)
+        return self._put_many(keys, all_buffer_ptrs, all_sizes, config, same_node_allowed=True)
+
+    def _put_one(self, key: str, address: int, size: int, config: ReplicateConfig | None, checked: bool) -> int:
+        try:
+            client = self._joined()
+        except NotSetUpError:
+            return INVALID
+        options: PutOptions | None = None
+        if config is not None:
+            options = config.options(1, same_node_allowed=False)
+            if options is None:
+                return INVALID
+        if not key or size <= 0 or address <= 0:
+            return INVALID
+        trusted = checked or client.registered.covers_one(address, size, write=False)
+        code = client.puts.put_one(key, size, address, options, trusted)
+        return 0 if code == EXISTS else code
+
+    def _put_many(
+        self,
+        keys: Sequence[str],
+        addresses: Sequence[Sequence[int]],
+        sizes: Sequence[Sequence[int]],
+        config: ReplicateConfig | None,
+        checked: bool = False,
+        same_node_allowed: bool = False,
+        largest: int = 1 << 62,
+    ) -> list[int]:
+        """`checked`: the addresses are those of Python objects, hence valid."""
+        try:
+            client = self._joined()
+        except NotSetUpError:
+            return [INVALID] * len(keys)
+        options: PutOptions | None = None
+        if config is not None:
+            options = config.options(len(keys), same_node_allowed)
+            if options is None:
+                return [INVALID] * len(keys)
+        totals = [sum(lengths) for lengths in sizes]
+        good = [
+            i
+            for i, key in enumerate(keys)
+            if key
+            and 0 < totals[i] <= largest
+            and len(addresses[i]) == len(sizes[i])
+            and min(sizes[i]) >= 0
+            and min(addresses[i]) > 0
+        ]
+        if len(good) == len(keys):
+            return self._store(client, list(keys), totals, addresses, sizes, options, checked)
+        codes = [INVALID] * len(keys)
+        if good:
+            if options is not None and options.groups:
+                options.groups = [options.groups[i] for i in good]
+            stored = self._store(
+                client,
+                [keys[i] for i in good],
+                [totals[i] for i in good],
+                [addresses[i] for i in good],
+                [sizes[i] for i in good],
+                options,
+                checked,
+            )
+            for i, code in zip(good, stored, strict=True):
+                codes[i] = code
+        return codes
+
+    @staticmethod
+    def _store(
+        client: "StoreClient",
+        keys: list[str],
+        totals: list[int],
+        addresses: Sequence[Sequence[int]],
+        sizes: Sequence[Sequence[int]],
+        options: "PutOptions | None",
+        checked: bool,
+    ) -> list[int]:
+        codes = client.puts.put(
+            keys, totals, pieces_by_value(addresses, sizes), options, trust_of(client, checked, write=False)
+        )
+        return [0 if code == EXISTS else code for code in codes]
