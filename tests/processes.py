@@ -52,7 +52,9 @@ def gone(pid: int) -> bool:
 class Master:
     """A `mooncake_master` on free loopback ports."""
 
-    def __init__(self, *flags: str, log: Path | None = None, prefix: list[str] | None = None, address: str = "127.0.0.1"):
+    def __init__(
+        self, *flags: str, log: Path | None = None, prefix: list[str] | None = None, address: str = "127.0.0.1"
+    ):
         self.port, self.metrics_port = free_port(), free_port()
         self.host = address
         self.address = f"{address}:{self.port}"

@@ -72,7 +72,9 @@ def test_removed_values_stay_removed_through_a_restart(master, make_store):
 def test_master_restarted_many_times_under_load(master, make_store, make_worker):
     make_store(128 * MIB)
     writers = [make_worker() for _ in range(2)]
-    code = PATTERN + """
+    code = (
+        PATTERN
+        + """
 import time
 acknowledged, wrong = [], []
 end = time.monotonic() + seconds
@@ -88,6 +90,7 @@ while time.monotonic() < end:
     i += 1
 result = [acknowledged[:1500], wrong]
 """
+    )
     for n, writer in enumerate(writers):
         writer.send(code, seconds=4, first=n * 1_000_000)
     for _ in range(3):
@@ -246,11 +249,18 @@ def test_close_leaves_no_process_and_no_zombie(master, make_store):
 
 @pytest.mark.parametrize("segment", [0, 16 * MIB])
 def test_exit_without_close(master, segment):
-    code = SETUP + "\nassert result == 0\nassert store.put('k', b'v') == 0 or not segment\nassert store.get('k') in (b'v', b'')"
+    code = (
+        SETUP
+        + "\nassert result == 0\nassert store.put('k', b'v') == 0 or not segment\nassert store.get('k') in (b'v', b'')"
+    )
     names = dict(host="127.0.0.1", segment=segment, buffer=MIB, master=master.address)
     for _ in range(5):
         run = subprocess.run(
-            [sys.executable, "-c", "\n".join(f"{k} = {v!r}" for k, v in names.items()) + code.replace("k'", f"k{segment}'")],
+            [
+                sys.executable,
+                "-c",
+                "\n".join(f"{k} = {v!r}" for k, v in names.items()) + code.replace("k'", f"k{segment}'"),
+            ],
             capture_output=True,
             text=True,
             timeout=20,
