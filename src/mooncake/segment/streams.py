@@ -28,12 +28,12 @@ from mooncake.rpc.messages import (
 from mooncake.segment.owner import Owner, mark_dead
 from mooncake.segment.writers import Writer
 from mooncake.transfer import table
+from mooncake.transfer.stream import receive, send, tune
 from mooncake.version import __version__
 
 logger = logging.getLogger("mooncake.segment")
 
 MAX_STREAMS = 4096
-_STEP = 8 << 20
 
 
 class _RefusedError(Exception):
@@ -62,10 +62,8 @@ class Streams(threading.Thread):
             threading.Thread(target=self._serve, args=(stream,), name="mooncake-tcp", daemon=True).start()
 
     def _serve(self, stream: socket.socket) -> None:
-        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3)):
-            stream.setsockopt(socket.IPPROTO_TCP, option, value)
+        with contextlib.suppress(OSError):  # the peer is gone already: the first read says so
+            tune(stream)
         writer = self._owner.writers.add_stream(stream)
         try:
             while True:
@@ -105,7 +103,7 @@ class Streams(threading.Thread):
         self.moved += sum(message.ranges[1::2])
         for at in range(0, len(message.ranges), 2):
             offset, length = message.ranges[at], message.ranges[at + 1]
-            stream.sendall(memory.data[offset : offset + length])  # sendfile goes 64 KiB at a time: slower [measured]
+            send(stream, memory.data[offset : offset + length])  # sendfile goes 64 KiB at a time: slower [measured]
 
     def _write(self, stream: socket.socket, writer: Writer, request_id: int, message: Write) -> None:
         """Every record's bytes are read off the stream, also of those that may not be written."""
@@ -131,7 +129,7 @@ class Streams(threading.Thread):
                     mark_dead(self._owner, slot, record.seq)
                 for at in range(0, len(extents), 2):
                     if allowed:
-                        _receive_exactly(stream, memory.data[extents[at] : extents[at] + extents[at + 1]])
+                        receive(stream, memory.data[extents[at] : extents[at] + extents[at + 1]])
                     else:
                         _discard(stream, extents[at + 1])
                 if allowed:
@@ -155,23 +153,13 @@ def _check_ranges(ranges: list[int], size: int) -> None:
 
 def _receive(stream: socket.socket) -> tuple[int, Message]:
     header = bytearray(frame.HEADER_SIZE)
-    _receive_exactly(stream, memoryview(header))
+    receive(stream, memoryview(header))
     length, kind, _, request_id = frame.HEADER.unpack(header)
     if length > frame.MAX_BODY or kind not in DECODERS:
         raise frame.FramingError(f"kind {kind} with {length} bytes is not a message")
     body = bytearray(length)
-    _receive_exactly(stream, memoryview(body))
+    receive(stream, memoryview(body))
     return request_id, DECODERS[kind].decode(body)
-
-
-def _receive_exactly(stream: socket.socket, target: memoryview) -> None:
-    """Fill `target`.  Raises EOFError when the peer is gone."""
-    at, end = 0, len(target)
-    while at < end:
-        got = stream.recv_into(target[at : at + _STEP], 0, socket.MSG_WAITALL)
-        if not got:
-            raise EOFError
-        at += got
 
 
 def _discard(stream: socket.socket, length: int) -> None:

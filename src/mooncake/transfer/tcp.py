@@ -4,7 +4,6 @@ A batch is one request and one acknowledgement.  Crooked batches of small pieces
 then one large send; one large receive, then scatter), large pieces go straight from and to their place.
 """
 
-import contextlib
 import errno
 import mmap
 import os
@@ -24,6 +23,7 @@ from mooncake.rpc.messages import DECODERS, KINDS, Codes, Failure, Hello, Messag
 from mooncake.rpc.messages import encode as encode_message
 from mooncake.transfer.base import Transport, merge
 from mooncake.transfer.pieces import Pieces, gather, read_file, scatter, view, write_file
+from mooncake.transfer.stream import receive, send, tune
 
 STALL_LIMIT = 5.0  # seconds without a byte: the peer is given up
 CONNECT_LIMIT = 2.0
@@ -31,7 +31,6 @@ REFUSE_FOR = 1.0  # after a failed connection, calls to that peer fail at once f
 STAGING = 4 << 20
 DIRECT = 512 << 10  # pieces of this size and more are not staged
 MAX_STREAMS = 8  # idle streams kept for a peer
-_STEP = 8 << 20
 _Result = TypeVar("_Result")
 _BROKEN = (OSError, EOFError, frame.FramingError, msgspec.MsgspecError)
 
@@ -76,9 +75,9 @@ class TcpTransport(Transport):
         for step in _steps(pieces):
             chunk = _chunk(pieces, step)
             if len(chunk.addresses) == 1:
-                stream.sock.sendall(_memory(int(chunk.addresses[0]), int(chunk.lengths[0])))
+                send(stream.sock, _memory(int(chunk.addresses[0]), int(chunk.lengths[0])))
                 continue
-            stream.sock.sendall(_staging().fill(chunk, trusted))
+            send(stream.sock, _staging().fill(chunk, trusted))
         return _reply(stream.sock).codes
 
     def _get(self, stream: Connection, message: Read, pieces: Pieces, trusted: bool) -> int:
@@ -90,10 +89,10 @@ class TcpTransport(Transport):
         for step in _steps(pieces):
             chunk = _chunk(pieces, step)
             if len(chunk.addresses) == 1:
-                _receive(sock, _memory(int(chunk.addresses[0]), int(chunk.lengths[0])))
+                receive(sock, _memory(int(chunk.addresses[0]), int(chunk.lengths[0])))
                 continue
             staging = _staging()
-            _receive(sock, staging.memory[: chunk.total])
+            receive(sock, staging.memory[: chunk.total])
             staging.empty(chunk, trusted)
         return 0
 
@@ -138,15 +137,13 @@ class TcpTransport(Transport):
                 raise TransferError(f"{self._endpoint} could not be reached a moment ago")
         try:
             stream = Connection(connect(*self._address, CONNECT_LIMIT))
+            tune(stream.sock)
             set_time_limit(stream.sock, CONNECT_LIMIT)
             stream.greet(self._hello)
         except (*_BROKEN, StoreError) as error:
             with self._lock:
                 self._refused_until = time.monotonic() + REFUSE_FOR
             raise TransferError(f"cannot reach {self._endpoint}: {error}") from None
-        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-            with contextlib.suppress(OSError):
-                stream.sock.setsockopt(socket.SOL_SOCKET, option, 4 << 20)
         return stream
 
 
@@ -223,23 +220,14 @@ def _send(sock: socket.socket, message: Message) -> None:
     sock.sendall(frame.pack(KINDS[type(message)], frame.REQUEST, 0, encode_message(message)))
 
 
-def _receive(sock: socket.socket, target: memoryview) -> None:
-    at, end = 0, len(target)
-    while at < end:
-        got = sock.recv_into(target[at : at + _STEP], 0, socket.MSG_WAITALL)
-        if not got:
-            raise EOFError("the peer closed the stream")
-        at += got
-
-
 def _reply(sock: socket.socket) -> Codes:
     header = bytearray(frame.HEADER_SIZE)
-    _receive(sock, memoryview(header))
+    receive(sock, memoryview(header))
     length, _, flags, _ = frame.HEADER.unpack(header)
     if length > frame.MAX_BODY:
         raise frame.FramingError(f"a reply of {length} bytes")
     body = bytearray(length)
-    _receive(sock, memoryview(body))
+    receive(sock, memoryview(body))
     if flags & frame.FAILED:
         failure = DECODERS[KINDS[Failure]].decode(body)
         assert isinstance(failure, Failure)

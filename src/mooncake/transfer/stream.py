@@ -1,0 +1,38 @@
+"""What both ends of a tcp data stream have in common: socket options and the sizes of their calls."""
+
+import contextlib
+import socket
+
+SEND_STEP = 512 << 10  # bytes a call: larger ones let the sender run out of the receiver's cache [measured]
+RECEIVE_STEP = 8 << 20
+
+
+def tune(sock: socket.socket) -> None:
+    """No delays of small messages; a peer that vanished is noticed within half a minute.
+
+    Between two processes of one host nothing is lost and nothing needs pacing: Reno, which every kernel has and
+    everybody may choose, is 1.2 to 1.7 times as fast there as BBR [measured].
+    """
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3)):
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    if sock.getpeername()[0] == sock.getsockname()[0]:
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+
+
+def send(sock: socket.socket, memory: memoryview) -> None:
+    """All of `memory`.  Raises OSError."""
+    for at in range(0, len(memory), SEND_STEP):
+        sock.sendall(memory[at : at + SEND_STEP])
+
+
+def receive(sock: socket.socket, target: memoryview) -> None:
+    """Fill `target`.  Raises EOFError when the peer is gone, OSError."""
+    at, end = 0, len(target)
+    while at < end:
+        got = sock.recv_into(target[at : at + RECEIVE_STEP], 0, socket.MSG_WAITALL)
+        if not got:
+            raise EOFError("the peer closed the stream")
+        at += got
