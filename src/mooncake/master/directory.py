@@ -15,8 +15,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from itertools import repeat
-from operator import is_not
 from typing import NamedTuple
 
 from mooncake.errors import ErrorCode, StoreError
@@ -157,7 +155,17 @@ class Directory:
         if self.catalog.purging:
             found = [None if obj is None or not _readable(obj) else obj for obj in found]
         self.catalog.probes.touch(list(filter(None, found)), now)
-        return bytes(map(is_not, found, repeat(None)))
+        return bytes(map(bool, found))
+
+    def answers_as(self, version: int, until: float) -> bool:
+        """Whether `exist` would answer, and lease, just as when it was asked last; see `mark`."""
+        catalog = self.catalog
+        return catalog.objects.version == version and not catalog.purging and self.clock() < until
+
+    def mark(self) -> tuple[int, float]:
+        """(version, until) for `answers_as`: the keys that are there, and the end of the moment in which all
+        probe leases end together."""
+        return self.catalog.objects.version, self.catalog.probes.moment_ends
 
     def begin_read(self, now: float) -> ReadLease:
         """The lease for one GetStart; end it at once if nothing was found."""

@@ -18,13 +18,14 @@ _LAST = _SHARDS - 1
 class KeyMap:
     """As a dict of str → Object; `find_many` and `slices` are what it exists for."""
 
-    __slots__ = ("_count", "_first", "_get", "_shards")
+    __slots__ = ("_count", "_first", "_get", "_shards", "version")
 
     def __init__(self) -> None:
         self._first: dict[str, Object] = {}
         self._get = self._first.get
         self._shards: list[dict[str, Object]] = []
         self._count = 0  # in the shards
+        self.version = 0  # another one whenever a key has come or gone
 
     def __len__(self) -> int:
         return len(self._first) + self._count
@@ -47,6 +48,7 @@ class KeyMap:
 
     def insert(self, obj: Object) -> None:
         """Add an object whose key is not there."""
+        self.version += 1
         if len(self._first) < _FIRST:
             self._first[obj.key] = obj
             return
@@ -56,6 +58,7 @@ class KeyMap:
         self._count += 1
 
     def pop(self, key: str) -> Object | None:
+        self.version += 1
         found = self._first.pop(key, None)
         if found is None and self._count:
             found = self._shards[hash(key) & _LAST].pop(key, None)

@@ -68,7 +68,7 @@ class ProbeLeases:
 
     def __init__(self, ttl: float) -> None:
         self.ttl = ttl
-        self._next = -1.0  # from then on a new end is needed
+        self.moment_ends = -1.0  # leases granted before then share their end
         self._end = 0.0
         self._units: list[Unit] = []
         self._ends = _Ends()
@@ -79,7 +79,7 @@ class ProbeLeases:
 
     def touch(self, objects: list[Object], now: float) -> None:
         """Lease the units of `objects`, the first of which shall leave last."""
-        if now >= self._next:
+        if now >= self.moment_ends:
             self._begin(now)
         end = self._end
         add = self._units.append
@@ -97,7 +97,7 @@ class ProbeLeases:
         self._end = now + _SHARED_S + self.ttl
         self._units = []
         self._ends.append(self._end, self._units)
-        self._next = now + _SHARED_S
+        self.moment_ends = now + _SHARED_S
 
     def ended(self, now: float, limit: int) -> list[Unit]:
         """Up to `limit` units whose last lease has ended, in order."""

@@ -12,7 +12,7 @@ import logging
 import socket
 import time
 from collections.abc import Coroutine, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
@@ -24,7 +24,19 @@ from mooncake.master.membership import Client
 from mooncake.master.pool import Segment
 from mooncake.master.requests import HANDLERS, Reply, in_steps, must_wait, when_ended
 from mooncake.rpc import frame
-from mooncake.rpc.messages import DECODERS, KINDS, PROTOCOL, Failure, Hello, Kill, Message, Welcome, encode
+from mooncake.rpc.messages import (
+    DECODERS,
+    KINDS,
+    PROTOCOL,
+    Exist,
+    ExistReply,
+    Failure,
+    Hello,
+    Kill,
+    Message,
+    Welcome,
+    encode,
+)
 from mooncake.version import __version__
 
 log = logging.getLogger("mooncake.master")
@@ -35,6 +47,8 @@ _COLLECT_S = 10.0
 _STEP_S = 0.002
 _HELLO = KINDS[Hello]
 _KILL = KINDS[Kill]
+_EXIST = KINDS[Exist]
+_MANY = 16  # keys in a question that is worth remembering
 
 
 class MasterService:
@@ -151,6 +165,16 @@ class MasterService:
                 session.abort()
 
 
+class _LastExist(NamedTuple):
+    """A question and its encoded answer, and how long that holds (Directory.answers_as)."""
+
+    body: bytes
+    reply: bytes
+    keys: int
+    version: int
+    until: float
+
+
 class Session(asyncio.Protocol):
     """One connection.  `segments`: those that its server mounted here."""
 
@@ -162,6 +186,7 @@ class Session(asyncio.Protocol):
         self.in_turn = asyncio.Lock()  # for what must keep its order though it takes several steps
         self._reader = frame.FrameReader()
         self._unanswered: list[frame.Frame] = []
+        self._last_exist: _LastExist | None = None
         self._overfull = False
         self._transport: asyncio.Transport | None = None
 
@@ -257,6 +282,8 @@ class Session(asyncio.Protocol):
             decoder = DECODERS.get(got.kind)
             if decoder is None:
                 raise StoreError(ErrorCode.INVALID_PARAMS, f"unknown message kind {got.kind}")
+            if got.kind == _EXIST and (again := self._asked_again(got)) is not None:
+                return again
             message = decoder.decode(got.body)
             if self.client is None:
                 return self._greet(got, message)
@@ -269,10 +296,28 @@ class Session(asyncio.Protocol):
             return _refusal(got, error)
         if reply is None:
             return None
+        if isinstance(reply, ExistReply) and len(reply.found) >= _MANY:
+            self.remember_exist(got.body, reply)
         if isinstance(reply, Message):
             return frame.pack(got.kind, frame.REPLY, got.request_id, encode(reply))
         self.service.spawn(self._answer_later(got, reply))
         return None
+
+    def _asked_again(self, got: frame.Frame) -> bytes | None:
+        """The reply to the very question that this session asked last, while it still holds: engines ask about a
+        waiting request's keys again in every step."""
+        last = self._last_exist
+        if last is None or last.body != got.body:
+            return None
+        directory = self.service.directory
+        if directory.puts.eager or not directory.answers_as(last.version, last.until):
+            return None
+        self.service.counters.request("exist_key", last.keys, 0)
+        return frame.pack(_EXIST, frame.REPLY, got.request_id, last.reply)
+
+    def remember_exist(self, body: bytes, reply: ExistReply) -> None:
+        version, until = self.service.directory.mark()
+        self._last_exist = _LastExist(body, encode(reply), len(reply.found), version, until)
 
     async def _answer_later(self, got: frame.Frame, work: Coroutine[Any, Any, Message | None]) -> None:
         try:
