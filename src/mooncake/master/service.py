@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import socket
 import time
 from collections.abc import Coroutine, Sequence
@@ -44,6 +45,7 @@ log = logging.getLogger("mooncake.master")
 BUSY_TICK_S = 0.01
 IDLE_TICK_S = 0.1
 _COLLECT_S = 10.0
+_AWAKE_S = 0.0001
 _STEP_S = 0.002
 _HELLO = KINDS[Hello]
 _KILL = KINDS[Kill]
@@ -66,6 +68,8 @@ class MasterService:
         self._working: asyncio.Handle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._next_collection = 0.0
+        self._awake = False
+        self._awake_until = 0.0
         self._collected_by_others = gc.isenabled()
 
     async def start(self) -> None:
@@ -144,6 +148,21 @@ class MasterService:
         if self._timer is not None and self._timer.when() > soon:
             self._timer.cancel()
             self._timer = self._loop.call_at(soon, self._tick)
+
+    def keep_awake(self) -> None:
+        """Somebody has just asked something: he may ask again at once, and waking a process that sleeps takes longer
+        than an answer.  So the loop goes on looking for a moment, giving way to whoever else wants to run."""
+        self._awake_until = time.monotonic() + _AWAKE_S
+        if not self._awake:
+            self._awake = True
+            self._loop.call_soon(self._look)
+
+    def _look(self) -> None:
+        if time.monotonic() < self._awake_until:
+            os.sched_yield()
+            self._loop.call_soon(self._look)
+        else:
+            self._awake = False
 
     def flush(self) -> None:
         """Send what the directory has for the segments' owners."""
@@ -253,6 +272,7 @@ class Session(asyncio.Protocol):
             if self._transport is None:
                 return
         if replies and self._transport is not None:
+            self.service.keep_awake()
             self._transport.write(replies[0] if len(replies) == 1 else b"".join(replies))
         if self.service.directory.pool.dirty:
             self.service.flush()
