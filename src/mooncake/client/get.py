@@ -89,7 +89,10 @@ class GetPipeline:
     def fetch(self, places: list[list[list[int]]], pieces_of: PiecesOf, deadline: float, trust: Trust) -> list[int]:
         """Copy values into pieces.  `places`: for each value the places of its replicas.  A code a value."""
         codes = [0] * len(places)
-        left = {i: sorted(replicas, key=self._distance) for i, replicas in enumerate(places)}
+        left = {
+            i: replicas if len(replicas) == 1 else sorted(replicas, key=self._distance)
+            for i, replicas in enumerate(places)
+        }
         while left:
             failed: list[int] = []
             for segment, share in self._by_segment(left).items():

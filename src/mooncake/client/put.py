@@ -34,6 +34,12 @@ class _Share:
         self.cuts: list[tuple[int, int]] = []  # (start, length) within the value
         self.whole = True
 
+    def add(self, record: WriteRecord, value: int, replica: int, start: int, length: int) -> None:
+        self.records.append(record)
+        self.values.append(value)
+        self.replicas.append(replica)
+        self.cuts.append((start, length))
+
 
 class PutPipeline:
     def __init__(self, rpc: Client, attachments: Attachments, client_id: str) -> None:
@@ -136,18 +142,18 @@ class PutPipeline:
         shares: dict[int, _Share] = {}
         options = options or _PLAIN
         for i, grant in granted.items():
+            size = sizes[i]
             for replica, parts in enumerate(grant.replicas):
                 start = 0
                 for number, part in enumerate(parts):
-                    extents = _exact(part, sizes[i], start, number == len(parts) - 1)
-                    body = self._body(keys[i], sizes[i], extents, replica, number, len(parts), options, i)
-                    length = sum(body.extents[1::2])
-                    share = shares.setdefault(part.segment, _Share())
-                    share.records.append(WriteRecord(part.slots, grant.seq, body))
-                    share.values.append(i)
-                    share.replicas.append(replica)
-                    share.cuts.append((start, length))
-                    share.whole = share.whole and length == sizes[i]
+                    extents = _exact(part, size, start, number == len(parts) - 1)
+                    length = extents[1] if len(extents) == 2 else sum(extents[1::2])
+                    share = shares.get(part.segment)
+                    if share is None:
+                        share = shares[part.segment] = _Share()
+                    body = self._body(keys[i], size, extents, replica, number, len(parts), options, i)
+                    share.add(WriteRecord(part.slots, grant.seq, body), i, replica, start, length)
+                    share.whole = share.whole and length == size
                     start += length
         bad: dict[tuple[int, int], int] = {}
         for segment, share in shares.items():
@@ -171,15 +177,17 @@ class PutPipeline:
 
     def _finish(self, granted: dict[int, Grant], bad: dict[tuple[int, int], int], codes: list[int]) -> None:
         """Tell the master what has become whole; fills `codes` in."""
-        done, failed, lost = [], [], []
-        for i, grant in granted.items():
-            whole = [replica for replica in range(len(grant.replicas)) if (i, replica) not in bad]
-            if not whole:
-                failed.append(i)
-                codes[i] = bad[i, 0]
-                continue
-            done.append(i)
-            lost += [x for replica in range(len(grant.replicas)) if (i, replica) in bad for x in (grant.seq, replica)]
+        done, failed, lost = list(granted), [], []
+        if bad:
+            done = []
+            for i, grant in granted.items():
+                bad_replicas = [replica for replica in range(len(grant.replicas)) if (i, replica) in bad]
+                if len(bad_replicas) == len(grant.replicas):
+                    failed.append(i)
+                    codes[i] = bad[i, 0]
+                    continue
+                done.append(i)
+                lost += [x for replica in bad_replicas for x in (grant.seq, replica)]
         message = PutEnd([granted[i].seq for i in done], [granted[i].seq for i in failed], lost)
         try:
             answers = self._rpc.call(message, Codes).codes
@@ -193,7 +201,10 @@ def _exact(part: Part, size: int, start: int, last: bool) -> list[int]:
     """A part's extents without the allocator's rounding: together they are the value's bytes."""
     if not last:
         return part.extents
-    extents = list(part.extents)
+    extents = part.extents
+    if len(extents) == 2:
+        return [extents[0], size - start]
+    extents = list(extents)
     extents[-1] -= start + sum(extents[1::2]) - size
     return extents
 

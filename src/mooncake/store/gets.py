@@ -1,17 +1,19 @@
 """The get family: values from the pool into fresh memory or to given addresses."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mooncake.errors import ErrorCode, StoreError
 from mooncake.rpc.messages import Found
 from mooncake.store.buffers import BufferHandle, new_bytes
 from mooncake.store.member import INVALID, Member, NotSetUpError
-from mooncake.store.vectors import pieces_by_value, trust_of
+from mooncake.store.vectors import Lists, is_sound, pieces_by_value, sound_whole, trust_of
 
 if TYPE_CHECKING:
     from mooncake.client.client import StoreClient
     from mooncake.client.get import Located
+    from mooncake.client.put import PiecesOf
+    from mooncake.transfer.pieces import Pieces
 
 TRANSFER_FAIL = int(ErrorCode.TRANSFER_FAIL)
 
@@ -74,9 +76,9 @@ class Gets(Member):
             return [INVALID] * len(keys)
 
         def fits(i: int, size: int) -> int:
-            return 0 if size <= sizes[i] and buffer_ptrs[i] > 0 else INVALID
+            return 0 if size <= sizes[i] and 0 < buffer_ptrs[i] < 1 << 63 else INVALID
 
-        return self._get_many(keys, fits, buffer_ptrs)
+        return self._get_many(keys, fits, [[address] for address in buffer_ptrs], None)
 
     def batch_get_into_multi_buffers(
         self,
@@ -88,16 +90,17 @@ class Gets(Member):
         """Copy values to pieces; the pieces of a key must add up to exactly its size.  Bytes or a code a key."""
         if not len(keys) == len(all_buffer_ptrs) == len(all_sizes):
             return [INVALID] * len(keys)
+        rooms = list(map(sum, all_sizes))
+        whole = sound_whole(all_buffer_ptrs, all_sizes)
 
         def fits(i: int, size: int) -> int:
+            if rooms[i] == size and (whole is not None or is_sound(all_buffer_ptrs[i], all_sizes[i])):
+                return 0
             if len(all_buffer_ptrs[i]) != len(all_sizes[i]):
                 return TRANSFER_FAIL
-            room = sum(all_sizes[i])
-            if room == size:
-                return 0 if min(all_sizes[i]) >= 0 and min(all_buffer_ptrs[i]) > 0 else INVALID
-            return TRANSFER_FAIL if room > size else INVALID
+            return TRANSFER_FAIL if rooms[i] > size else INVALID
 
-        return self._get_many(keys, fits, all_buffer_ptrs, all_sizes)
+        return self._get_many(keys, fits, all_buffer_ptrs, all_sizes, whole)
 
     def get_into_ranges(
         self,
@@ -137,16 +140,21 @@ class Gets(Member):
             client,
             located,
             [found for _, found, _, _ in held],
-            [[address] for _, _, _, address in held],
-            [[found.size] for _, found, _, _ in held],
+            pieces_by_value([[address] for _, _, _, address in held], [[found.size] for _, found, _, _ in held]),
             checked=True,
         )
         return [(i, result) for (i, _, result, _), code in zip(held, codes, strict=True) if not code]
 
     def _get_many(
-        self, keys: Sequence[str], fits: Any, addresses: Sequence[Any], sizes: Sequence[Sequence[int]] | None = None
+        self,
+        keys: Sequence[str],
+        fits: Callable[[int, int], int],
+        addresses: Lists,
+        sizes: Lists | None,
+        whole: "Pieces | None" = None,
     ) -> list[int]:
-        """Read into given memory; without `sizes`, an address a key holds the whole value."""
+        """Read into given memory what fits(index, size) says 0 to; without `sizes`, each value is one piece.
+        `whole`: the pieces of all values, made before."""
         if not keys:
             return []
         try:
@@ -162,11 +170,12 @@ class Gets(Member):
             client.gets.finish(located)
             return results
         founds: list[Found] = [located.found[i] for i in chosen]  # type: ignore[misc]
+        if len(chosen) < len(keys):
+            addresses, whole = [addresses[i] for i in chosen], None
+            sizes = None if sizes is None else [sizes[i] for i in chosen]
         if sizes is None:
-            where, lengths = [[addresses[i]] for i in chosen], [[found.size] for found in founds]
-        else:
-            where, lengths = [addresses[i] for i in chosen], [list(sizes[i]) for i in chosen]
-        codes = _fetch(client, located, founds, where, lengths, checked=False)
+            sizes = [[found.size] for found in founds]
+        codes = _fetch(client, located, founds, pieces_by_value(addresses, sizes, whole), checked=False)
         for i, found, code in zip(chosen, founds, codes, strict=True):
             results[i] = code or found.size
         return results
@@ -181,15 +190,14 @@ def _fetch(
     client: "StoreClient",
     located: "Located",
     founds: "list[Found]",
-    addresses: Sequence[Sequence[int]],
-    sizes: Sequence[Sequence[int]],
+    vectors: "PiecesOf",
     checked: bool,
 ) -> list[int]:
     """Copy found values to their pieces, and hand the lease back whatever happens."""
     try:
         return client.gets.fetch(
             [found.places for found in founds],
-            pieces_by_value(addresses, sizes),
+            vectors,
             located.deadline,
             trust_of(client, checked, write=True),
         )

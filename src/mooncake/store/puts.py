@@ -7,10 +7,11 @@ from mooncake.errors import ErrorCode
 from mooncake.store.buffers import source_of
 from mooncake.store.member import INVALID, Member, NotSetUpError
 from mooncake.store.types import ReplicateConfig
-from mooncake.store.vectors import pieces_by_value, trust_of
+from mooncake.store.vectors import is_sound, pieces_by_value, sound_whole, trust_of
 
 if TYPE_CHECKING:
     from mooncake.client.client import StoreClient
+    from mooncake.client.put import PiecesOf
     from mooncake.rpc.messages import PutOptions
 
 EXISTS = int(ErrorCode.OBJECT_ALREADY_EXISTS)
@@ -147,18 +148,14 @@ class Puts(Member):
             options = config.options(len(keys), same_node_allowed)
             if options is None:
                 return [INVALID] * len(keys)
-        totals = [sum(lengths) for lengths in sizes]
+        totals = list(map(sum, sizes))
+        whole = sound_whole(addresses, sizes)
+        if whole is not None and all(keys) and (not totals or (min(totals) > 0 and max(totals) <= largest)):
+            vectors = pieces_by_value(addresses, sizes, whole)
+            return self._store(client, list(keys), totals, vectors, options, checked)
         good = [
-            i
-            for i, key in enumerate(keys)
-            if key
-            and 0 < totals[i] <= largest
-            and len(addresses[i]) == len(sizes[i])
-            and min(sizes[i]) >= 0
-            and min(addresses[i]) > 0
+            i for i, key in enumerate(keys) if key and 0 < totals[i] <= largest and is_sound(addresses[i], sizes[i])
         ]
-        if len(good) == len(keys):
-            return self._store(client, list(keys), totals, addresses, sizes, options, checked)
         codes = [INVALID] * len(keys)
         if good:
             if options is not None and options.groups:
@@ -167,8 +164,7 @@ class Puts(Member):
                 client,
                 [keys[i] for i in good],
                 [totals[i] for i in good],
-                [addresses[i] for i in good],
-                [sizes[i] for i in good],
+                pieces_by_value([addresses[i] for i in good], [sizes[i] for i in good]),
                 options,
                 checked,
             )
@@ -181,12 +177,9 @@ class Puts(Member):
         client: "StoreClient",
         keys: list[str],
         totals: list[int],
-        addresses: Sequence[Sequence[int]],
-        sizes: Sequence[Sequence[int]],
+        vectors: "PiecesOf",
         options: "PutOptions | None",
         checked: bool,
     ) -> list[int]:
-        codes = client.puts.put(
-            keys, totals, pieces_by_value(addresses, sizes), options, trust_of(client, checked, write=False)
-        )
+        codes = client.puts.put(keys, totals, vectors, options, trust_of(client, checked, write=False))
         return [0 if code == EXISTS else code for code in codes]

@@ -1,11 +1,14 @@
-"""The addresses that callers give, as the client's vectors of pieces."""
+"""The addresses that callers give, checked, as the client's vectors of pieces."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mooncake.client.client import StoreClient
     from mooncake.client.put import PiecesOf, Trust
+    from mooncake.transfer.pieces import Pieces
+
+Lists = Sequence[Sequence[int]]
 
 
 def trust_of(client: "StoreClient", checked: bool, write: bool) -> "Trust":
@@ -14,12 +17,37 @@ def trust_of(client: "StoreClient", checked: bool, write: bool) -> "Trust":
     return lambda pieces: client.registered.covers(pieces, write)
 
 
-def pieces_by_value(addresses: Sequence[Sequence[int]], sizes: Sequence[Sequence[int]]) -> "PiecesOf":
+def pieces_by_value(addresses: Lists, sizes: Lists, whole: "Pieces | None" = None) -> "PiecesOf":
+    """The pieces of some of the values; `whole`, if given, is those of all, made before."""
     from mooncake.transfer.pieces import flatten
 
-    def pieces_of(values: Sequence[int]) -> Any:
+    def pieces_of(values: Sequence[int]) -> "Pieces":
         if len(values) == len(addresses):
-            return flatten(addresses, sizes)
+            return flatten(addresses, sizes) if whole is None else whole
         return flatten([addresses[i] for i in values], [sizes[i] for i in values])
 
     return pieces_of
+
+
+def sound_whole(addresses: Lists, sizes: Lists) -> "Pieces | None":
+    """The pieces of all values, if every one of them has as many addresses as sizes and all of those are
+    possible; None if some value must be refused (see `is_sound`)."""
+    from mooncake.transfer.pieces import are_sound, flatten
+
+    if list(map(len, addresses)) != list(map(len, sizes)):
+        return None
+    try:
+        whole = flatten(addresses, sizes)
+    except OverflowError:
+        return None
+    return whole if are_sound(whole) else None
+
+
+def is_sound(addresses: Sequence[int], sizes: Sequence[int]) -> bool:
+    """As sound_whole, of one value."""
+    return (
+        len(addresses) == len(sizes) > 0
+        and min(addresses) > 0
+        and min(sizes) >= 0
+        and max(*addresses, *sizes) < 1 << 63
+    )

@@ -59,6 +59,11 @@ def pieces_of(addresses: Sequence[int], lengths: Sequence[int]) -> Pieces:
     return Pieces(np.array(addresses, np.int64), np.array(lengths, np.int64))
 
 
+def are_sound(pieces: Pieces) -> bool:
+    """Whether these can be pieces of memory at all: no null address, no negative length."""
+    return len(pieces.lengths) == 0 or bool(pieces.addresses.min() > 0 and pieces.lengths.min() >= 0)
+
+
 def flatten(addresses: Sequence[Sequence[int]], lengths: Sequence[Sequence[int]]) -> Pieces:
     """Pieces of lists of lists, without a Python loop over the pieces."""
     count = sum(map(len, addresses))

@@ -33,9 +33,9 @@ class ShmTransport(Transport):
         for record in records:
             records_table.begin(record.slots, record.seq, term, self._writer, record.body)
         table.fence()
+        valid, refused = records_table.term == term, int(ErrorCode.INVALID_WRITE)
         codes = [
-            0 if records_table.may_write(record.slots[0], record.seq, term) else int(ErrorCode.INVALID_WRITE)
-            for record in records
+            0 if valid and records_table.is_granted(record.slots[0], record.seq) else refused for record in records
         ]
         try:
             if not any(codes):

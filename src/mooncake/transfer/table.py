@@ -42,7 +42,7 @@ EMPTY, WRITING, COMPLETE, REMOVED, DEAD, SPILL = range(6)
 _HEADER = struct.Struct("<IIQQQQQ")  # magic, layout, segment, size, slots, term, lease_ms
 _TERM_AT = 32
 _SLOT = struct.Struct("<QQQIIIB")  # revoked, seq, term, writer, length, next + 1, state
-_REST = struct.Struct("<QQIIIB")  # all but revoked, which only the owner writes
+_HEAD = struct.Struct(f"<QQIIIB{SLOT_HEADER - 37}x")  # all but revoked, which only the owner writes
 _U64 = struct.Struct("<Q")
 _STATE_AT = 36
 _FIXED_BODY = 96  # msgpack of a Body without key, group, client and extents, rounded up
@@ -131,25 +131,29 @@ class Table:
         """Write the record in state WRITING.  `slots` must hold it (slots_needed)."""
         raw = _encode(body)
         length, memory = len(raw), self._memory
+        if length <= SLOT_ROOM:
+            at = HEADER_SIZE + slots[0] * SLOT_SIZE + _U64.size
+            whole = _HEAD.pack(seq, term, writer, length, 0, WRITING) + raw
+            memory[at : at + len(whole)] = whole
+            return
         if length > len(slots) * SLOT_ROOM:
             raise ValueError(f"record of {length} bytes does not fit {len(slots)} slots")
-        at = length
+        last = -(-length // SLOT_ROOM) - 1
         for i in range(len(slots) - 1, -1, -1):  # spills first: the head makes the record visible
-            base = HEADER_SIZE + slots[i] * SLOT_SIZE
-            start = i * SLOT_ROOM
-            piece = raw[start:at] if at > start else b""
-            at = min(at, start)
-            follow = slots[i + 1] + 1 if i + 1 < len(slots) else 0
-            memory[base + SLOT_HEADER : base + SLOT_HEADER + len(piece)] = piece
-            if i:
-                _REST.pack_into(memory, base + 8, seq, term, writer, 0, follow, SPILL)
-            else:
-                _REST.pack_into(memory, base + 8, seq, term, writer, length, follow, WRITING)
+            at = HEADER_SIZE + slots[i] * SLOT_SIZE + _U64.size
+            follow = slots[i + 1] + 1 if i < len(slots) - 1 else 0
+            head = _HEAD.pack(seq, term, writer, 0 if i else length, follow, SPILL if i else WRITING)
+            whole = head + raw[i * SLOT_ROOM : (i + 1) * SLOT_ROOM] if i <= last else head
+            memory[at : at + len(whole)] = whole
 
     def may_write(self, slot: int, seq: int, term: int) -> bool:
         """After `begin` and a fence: whether the grant still stands."""
-        base = HEADER_SIZE + slot * SLOT_SIZE
-        return bool(_U64.unpack_from(self._memory, base)[0] < seq and self.term == term)
+        return self.term == term and self.is_granted(slot, seq)
+
+    def is_granted(self, slot: int, seq: int) -> bool:
+        """As may_write, the term apart."""
+        revoked: int = _U64.unpack_from(self._memory, HEADER_SIZE + slot * SLOT_SIZE)[0]
+        return revoked < seq
 
     def set_state(self, slot: int, state: int) -> None:
         self._memory[HEADER_SIZE + slot * SLOT_SIZE + _STATE_AT] = state
