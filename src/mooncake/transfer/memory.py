@@ -14,10 +14,21 @@ from mooncake.transfer import table
 PAGE = mmap.PAGESIZE
 _MADV_HUGEPAGE = 14
 _MADV_POPULATE_WRITE = 23  # Linux 5.14
-_POPULATE_STEP = 32 << 20
+_MADV_COLLAPSE = 25  # Linux 6.1
+_RESERVE_STEP = 32 << 20
+
+_HUGE = 2 << 20
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [
+    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64,
+]  # fmt: skip
+_MAP_FIXED = 0x10
+_MAP_NORESERVE = 0x4000
+_FAILED = ctypes.c_void_p(-1).value
 
 
 class SegmentMemory:
@@ -26,18 +37,17 @@ class SegmentMemory:
     def __init__(self, data_fd: int, table_fd: int, size: int) -> None:
         self.size = size
         self.data_fd, self.table_fd = data_fd, table_fd
-        self._data = mmap.mmap(data_fd, -(-size // PAGE) * PAGE)
+        self._mapped = _page_up(size)
+        self.address = _map_aligned(data_fd, self._mapped)
+        self.data = memoryview((ctypes.c_char * size).from_address(self.address)).cast("B")
         self._table = mmap.mmap(table_fd, table.table_size(size))
-        self.data = memoryview(self._data)
         self.table = table.Table(memoryview(self._table))
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._data))
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            self.advise(0, size, _MADV_HUGEPAGE)
+        self.advise(0, self._mapped, _MADV_HUGEPAGE)
 
     @classmethod
     def create(cls, segment: int, size: int) -> "SegmentMemory":
         """New, zeroed, with a formatted table.  Raises OSError."""
-        data_fd = _sealed(f"mooncake-segment-{segment:x}", -(-size // PAGE) * PAGE)
+        data_fd = _sealed(f"mooncake-segment-{segment:x}", _page_up(size))
         table_fd = _sealed(f"mooncake-table-{segment:x}", table.table_size(size))
         memory = cls(data_fd, table_fd, size)
         memory.table.format(segment, size)
@@ -50,22 +60,56 @@ class SegmentMemory:
         return ctypes.get_errno()
 
     def reserve(self, offset: int) -> int:
-        """Make the next step of memory at `offset` resident; the offset after it.  Raises OSError when the
-        machine has no memory left."""
-        length = min(_POPULATE_STEP, self.size - offset)
-        end = -(-(offset + length) // PAGE) * PAGE
+        """Make the next step of memory at `offset` resident, in huge pages if the kernel has them to give; the
+        offset after it.  Raises OSError when the machine has no memory left."""
+        length = min(_RESERVE_STEP, self.size - offset)
+        end = _page_up(offset + length)
+        for first in range(offset, end - _HUGE + 1, _HUGE):
+            os.posix_fallocate(self.data_fd, first, PAGE)  # a huge page is only made of one that is begun
+        self.advise(offset, end - offset, _MADV_COLLAPSE)  # best effort, whatever the system's setting for shmem is
         if self.advise(offset, end - offset, _MADV_POPULATE_WRITE):
             os.posix_fallocate(self.data_fd, offset, end - offset)
         return offset + length
 
     def close(self) -> None:
-        """Unmap and close.  The caller sees to it that no copy is under way."""
+        """Unmap and close.  The caller sees to it that no copy is under way, and none comes after."""
+        if self.data_fd < 0:
+            return
         for fd in (self.data_fd, self.table_fd):
             os.close(fd)
         self.data_fd = self.table_fd = -1
         self.data.release()
-        # Objects made by from_buffer may still be alive for a moment; the mapping goes with the last of them.
-        del self._data, self._table, self.table
+        _libc.munmap(self.address, self._mapped)
+        self.address = 0
+        del self._table, self.table
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _page_up(size: int) -> int:
+    return -(-size // PAGE) * PAGE
+
+
+def _map_aligned(fd: int, size: int) -> int:
+    """Map a file at an address that is a multiple of a huge page: only so can it have huge pages, which large
+    copies run a tenth faster with."""
+    nothing: int = _libc.mmap(None, size + _HUGE, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE, -1, 0)
+    if nothing == _FAILED:
+        raise OSError(ctypes.get_errno(), f"no {size} bytes of address space for a segment")
+    address = -(-nothing // _HUGE) * _HUGE
+    rights = mmap.PROT_READ | mmap.PROT_WRITE
+    mapped = _libc.mmap(address, size, rights, mmap.MAP_SHARED | _MAP_FIXED, fd, 0)
+    reason = ctypes.get_errno()
+    if address > nothing:
+        _libc.munmap(nothing, address - nothing)
+    tail = nothing + size + _HUGE - (address + size)
+    if tail:
+        _libc.munmap(address + size, tail)
+    if mapped == _FAILED:
+        _libc.munmap(address, size)
+        raise OSError(reason, "a segment cannot be mapped")
+    return address
 
 
 def _sealed(name: str, size: int) -> int:
