@@ -2,10 +2,10 @@
 
     python -m benchmarks.store [--repeats 5] [--peer /other/venv/bin/python] [--json FILE]
 
-Cases: local (the process that owns the segment), remote (another process of the host), tcp (the same with MC_FORCE_TCP=1);
-batches shaped as an engine's KV cache, and single values.  Limits: memcpy of 64 MiB for local, a copy out of a shared mapping for
-remote, a loopback stream with 1 MiB calls for tcp.  With --peer the same cases run, in turn, on whatever package that interpreter
-imports as `mooncake`, and the last column is the ratio of the medians.
+Cases: local (the process that owns the segment), remote (another process of the host), tcp (the same with
+MC_FORCE_TCP=1); batches shaped as an engine's KV cache, and single values.  Limits: memcpy of 64 MiB for local, a copy out
+of a shared mapping for remote, a loopback stream with 1 MiB calls for tcp.  With --peer the same cases run, in turn, on
+whatever package that interpreter imports as `mooncake`; the last column is the ratio of the medians.
 """
 
 import argparse
@@ -42,7 +42,8 @@ assert store.register_buffer(base, memory.nbytes) == 0
 
 def lists(keys, pieces, size, start):
     order = random.Random(7).sample(range(keys), keys)
-    return [[start + (j * keys + order[i]) * size for j in range(pieces)] for i in range(keys)], [[size] * pieces] * keys
+    where = [[start + (j * keys + order[i]) * size for j in range(pieces)] for i in range(keys)]
+    return where, [[size] * pieces] * keys
 
 def timed(call, times=1):
     start = time.perf_counter()

@@ -235,3 +235,9 @@ def test_path_sockets_leave_no_file(master, make_worker, tmp_path):
     worker.close()
     wait_until(lambda: gone(server), 3)
     assert not list((tmp_path / "sockets").iterdir())
+
+
+def test_more_memory_than_the_machine_has_is_refused(master, fresh, caplog):
+    assert fresh.setup("127.0.0.1", "P2PHANDSHAKE", 1 << 50, MIB, "tcp", "", master.address) == -1
+    assert "smaller global_segment_size" in caplog.records[-1].message
+    assert fresh.setup("127.0.0.1", "P2PHANDSHAKE", MIB, MIB, "tcp", "", master.address) == 0

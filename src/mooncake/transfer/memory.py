@@ -4,7 +4,9 @@ The segment server creates them; clients of the same host map what they are hand
 against shrinking, so that no reader can be killed by a truncated mapping.
 """
 
+import contextlib
 import ctypes
+import errno
 import fcntl
 import mmap
 import os
@@ -16,6 +18,7 @@ _MADV_HUGEPAGE = 14
 _MADV_POPULATE_WRITE = 23  # Linux 5.14
 _MADV_COLLAPSE = 25  # Linux 6.1
 _RESERVE_STEP = 32 << 20
+_SPARE = 64 << 20  # bytes left to everybody else
 
 _HUGE = 2 << 20
 
@@ -46,7 +49,15 @@ class SegmentMemory:
 
     @classmethod
     def create(cls, segment: int, size: int) -> "SegmentMemory":
-        """New, zeroed, with a formatted table.  Raises OSError."""
+        """New, zeroed, with a formatted table.  Raises OSError, also for more than the machine can give: memory
+        that is promised and not there would end with the kernel killing processes."""
+        available = available_memory()
+        if size > available:
+            raise OSError(
+                errno.ENOMEM,
+                f"a segment of {size} bytes is asked for but {available} bytes of memory are available; "
+                "give a smaller global_segment_size",
+            )
         data_fd = _sealed(f"mooncake-segment-{segment:x}", _page_up(size))
         table_fd = _sealed(f"mooncake-table-{segment:x}", table.table_size(size))
         memory = cls(data_fd, table_fd, size)
@@ -64,6 +75,8 @@ class SegmentMemory:
         offset after it.  Raises OSError when the machine has no memory left."""
         length = min(_RESERVE_STEP, self.size - offset)
         end = _page_up(offset + length)
+        if available_memory() < length + _SPARE:
+            raise OSError(errno.ENOMEM, "no memory is left")
         for first in range(offset, end - _HUGE + 1, _HUGE):
             os.posix_fallocate(self.data_fd, first, PAGE)  # a huge page is only made of one that is begun
         self.advise(offset, end - offset, _MADV_COLLAPSE)  # best effort, whatever the system's setting for shmem is
@@ -85,6 +98,19 @@ class SegmentMemory:
 
     def __del__(self) -> None:
         self.close()
+
+
+def available_memory() -> int:
+    """Bytes that this process could still use: of the machine, and of its cgroup if that is limited."""
+    available = 1 << 62
+    with contextlib.suppress(OSError), open("/proc/meminfo") as f:
+        for line in f:
+            if line.startswith("MemAvailable:"):
+                available = int(line.split()[1]) << 10
+                break
+    with contextlib.suppress(OSError, ValueError), open("/sys/fs/cgroup/memory.max") as f:
+        available = min(available, int(f.read()))
+    return available
 
 
 def _page_up(size: int) -> int:
