@@ -223,9 +223,8 @@ def main() -> None:
                     row = {"case": case, "what": " ".join(map(str, command)), "verb": verb, "limit": limit, **rate}
                     rows.append(row)
                     against = f"{rate['ours'] / rate['peer']:6.2f} x peer" if "peer" in rate else ""
-                    print(
-                        f"  {verb} {row['what']:<24} {rate['ours']:7.3f} GB/s  {rate['ours'] / limit:5.2f} of limit  {against}"
-                    )
+                    share = rate["ours"] / limit
+                    print(f"  {verb} {row['what']:<24} {rate['ours']:7.3f} GB/s  {share:5.2f} of limit  {against}")
         finally:
             for side in sides.values():
                 side.close()

@@ -253,7 +253,7 @@ def test_exit_without_close(master, segment):
         SETUP
         + "\nassert result == 0\nassert store.put('k', b'v') == 0 or not segment\nassert store.get('k') in (b'v', b'')"
     )
-    names = dict(host="127.0.0.1", segment=segment, buffer=MIB, master=master.address)
+    names = {"host": "127.0.0.1", "segment": segment, "buffer": MIB, "master": master.address}
     for _ in range(5):
         run = subprocess.run(
             [

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import threading
 import time
+from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
@@ -91,7 +92,7 @@ def test_what_is_refused(master, fresh, caplog, change, code, word):
     assert time.monotonic() - start < 2
     assert word in caplog.records[-1].message
     assert fresh.health_check() == 1
-    assert not [pid for pid in children(os.getpid()) if "segment" in open(f"/proc/{pid}/cmdline").read()]
+    assert not [pid for pid in children(os.getpid()) if "segment" in Path(f"/proc/{pid}/cmdline").read_text()]
 
 
 def test_later_capabilities_are_refused_by_name(master, fresh, caplog):
