@@ -3,9 +3,9 @@
     python -m benchmarks.store [--repeats 5] [--peer /other/venv/bin/python] [--json FILE]
 
 Cases: local (the process that owns the segment), remote (another process of the host), tcp (the same with
-MC_FORCE_TCP=1); batches shaped as an engine's KV cache, and single values.  Limits: memcpy of 64 MiB for local, a copy
-out of a shared mapping for remote, a loopback stream with 1 MiB calls for tcp.  With --peer the same cases run, in turn, on
-whatever package that interpreter imports as `mooncake`; the last column is the ratio of the medians.
+MC_FORCE_TCP=1); batches shaped as an engine's KV cache, and single values.  Limits: memcpy of 64 MiB for local, a
+copy out of a shared mapping for remote, a loopback stream with 1 MiB calls for tcp.  With --peer the same cases run,
+in turn, on whatever package that interpreter imports as `mooncake`; the last column is the ratio of the medians.
 """
 
 import argparse

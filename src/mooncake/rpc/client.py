@@ -6,6 +6,7 @@ calls then fail at once until a background probe has reached it again.
 """
 
 import contextlib
+import ctypes
 import os
 import socket
 import struct
@@ -64,6 +65,23 @@ def connect(host: str, port: int, limit: float) -> socket.socket:
     return sock
 
 
+_libc = ctypes.PyDLL(None, use_errno=True)  # PyDLL: calls keep the interpreter lock
+_libc.send.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int]
+_libc.send.restype = ctypes.c_ssize_t
+_SMALL = 64 << 10
+
+
+def send_soon(sock: socket.socket, data: bytes) -> None:
+    """sock.sendall that keeps the interpreter lock for a small message, which takes microseconds: beside a busy
+    thread every return of the lock may cost a switch interval of 5 ms.  Raises OSError."""
+    if len(data) <= _SMALL:
+        sent = _libc.send(sock.fileno(), data, len(data), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        if sent == len(data):
+            return
+        data = data[max(sent, 0) :]
+    sock.sendall(data)  # there is no room at once, or an error, which this raises
+
+
 class Connection:
     """One connection and its buffer; used by one thread at a time.
 
@@ -105,7 +123,7 @@ class Connection:
     def _send(self, message: Message, prefix: bytes) -> int:
         request_id = self._next_id
         self._next_id = request_id + 1 & 0xFFFFFFFF
-        self.sock.sendall(prefix + frame.pack(KINDS[type(message)], frame.REQUEST, request_id, encode(message)))
+        send_soon(self.sock, prefix + frame.pack(KINDS[type(message)], frame.REQUEST, request_id, encode(message)))
         return request_id
 
     def _receive_until(self, request_id: int) -> frame.Frame | None:
@@ -236,7 +254,7 @@ class Client:
         except StoreError:
             return
         try:
-            connection.sock.sendall(data)
+            send_soon(connection.sock, data)
         except OSError:
             self._discard(connection)
             return
