@@ -16,11 +16,13 @@ from tests.processes import SETUP, Master, Worker
 MIB = 1 << 20
 KEY_LENGTH = 115
 
-PUT = """
+PREPARE = """
 import numpy as np
 data = np.ones(256, np.uint8)
 base = data.ctypes.data
-store.register_buffer(base, 256)
+assert store.register_buffer(base, 256) == 0
+"""
+PUT = """
 failed = 0
 for at in range(first, first + count, 1000):
     prefix = "SmolLM2-135M@tp_rank:0@pcp0@dcp0@pp_rank:0@group:0@"
@@ -51,6 +53,7 @@ def main() -> None:
     try:
         names = {"host": "127.0.0.1", "segment": 2 * options.objects * 256, "buffer": MIB, "master": master.address}
         assert worker(SETUP, **names) == 0
+        worker(PREPARE)
         time.sleep(2)
         idle, before = resident(master.process.pid), cpu_seconds(master.process.pid)
         time.sleep(5)
