@@ -167,9 +167,9 @@ class Directory:
         probe leases end together."""
         return self.catalog.objects.version, self.catalog.probes.moment_ends
 
-    def begin_read(self, now: float) -> ReadLease:
-        """The lease for one GetStart; end it at once if nothing was found."""
-        return self.catalog.reads.begin(now)
+    def begin_read(self, now: float, client: str = "") -> ReadLease:
+        """The lease for one GetStart of `client`; end it at once if nothing was found."""
+        return self.catalog.reads.begin(now, client)
 
     def read(self, keys: list[str], lease: ReadLease, now: float) -> list[int | Found]:
         """Where the values are; those found are under `lease` and a probe lease."""
@@ -189,9 +189,11 @@ class Directory:
         self.catalog.probes.touch(objects, now)
         return answers
 
-    def end_read(self, numbers: list[int], now: float) -> None:
+    def end_read(self, numbers: list[int], now: float, client: str = "") -> None:
+        """`client` hands these leases back; those of others stay."""
         for number in numbers:
-            self.catalog.end_reading(number, now)
+            if self.catalog.reads.holder(number) == client:
+                self.catalog.end_reading(number, now)
 
     def _find(self, keys: list[str], *, with_states: bool) -> tuple[list[int | Found], list[Object]]:
         answers: list[int | Found] = []

@@ -79,6 +79,11 @@ def _from_the_end(count: int, step: int) -> Iterator[slice]:
         yield slice(max(0, end - step), end)
 
 
+def _name(session: Session) -> str:
+    assert session.client is not None
+    return session.client.name
+
+
 def _check_keys(keys: list[str]) -> None:
     if len(keys) > MOST_KEYS:
         raise StoreError(ErrorCode.INVALID_PARAMS, f"{len(keys)} keys in one request; at most {MOST_KEYS}")
@@ -121,13 +126,13 @@ def _get_start(session: Session, request: m.GetStart) -> Reply:
         return _get_many(session, keys)
     directory = session.service.directory
     now = directory.clock()
-    lease = directory.begin_read(now)
+    lease = directory.begin_read(now, _name(session))
     return _got(session, lease.number, directory.read(keys, lease, now))
 
 
 async def _get_many(session: Session, keys: list[str]) -> Message:
     directory = session.service.directory
-    lease = directory.begin_read(directory.clock())
+    lease = directory.begin_read(directory.clock(), _name(session))
     slices = []
     for some in _from_the_end(len(keys), _READ_AT_ONCE):
         slices.append(directory.read(keys[some], lease, directory.clock()))
@@ -139,7 +144,7 @@ def _got(session: Session, lease: int, found: list[int | m.Found]) -> Message:
     service = session.service
     failed = len([answer for answer in found if type(answer) is int])
     if failed == len(found):
-        service.directory.end_read([lease], service.directory.clock())
+        service.directory.end_read([lease], service.directory.clock(), _name(session))
         lease = 0
     service.counters.request("get_replica_list", len(found), failed)
     return m.GetReply(lease, service.config.lease_ms, found)
@@ -148,7 +153,7 @@ def _got(session: Session, lease: int, found: list[int | m.Found]) -> Message:
 @handles(m.LeaseReturn)
 def _lease_return(session: Session, request: m.LeaseReturn) -> Reply:
     service = session.service
-    service.directory.end_read(request.leases, service.directory.clock())
+    service.directory.end_read(request.leases, service.directory.clock(), _name(session))
     if service.directory.granting.waiting:
         service.work()
     return None
