@@ -208,6 +208,35 @@ def test_a_request_that_outlives_its_own_lease_holds_nothing_for_ever() -> None:
     run(test())
 
 
+@pytest.mark.parametrize("request_", [RemoveAll(True), Exist(["k0", "k1", "k2", "k3"])])
+def test_steady_small_puts_hold_nobody_up(request_: Any) -> None:
+    """A request waits for the eager puts that it met, not for those that came after it."""
+
+    async def test() -> None:
+        async with master() as service:
+            await open_owner(service.port)
+            writer, other = await open_client(service.port), await open_client(service.port, "3-3")
+            seqs: list[int] = []
+
+            async def start(i: int) -> None:
+                started = await writer.call(PutStart([f"k{i % 4}"], [100], None, True))
+                seqs.append(started.grants[0].seq)
+
+            await start(0)
+            answer = other.send(request_)
+            for i in range(1, 40):  # there is an open one at every moment
+                await start(i)
+                assert (await writer.call(PutEnd([seqs[-2]]))).codes == [0]
+                await writer.call(Remove([f"k{(i - 1) % 4}"], True))
+                if answer.done():
+                    break
+                await asyncio.sleep(0.003)
+            assert answer.done()
+            assert i < 20
+
+    run(test())
+
+
 def test_remove_many() -> None:
     async def test() -> None:
         async with master() as service:

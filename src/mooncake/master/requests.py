@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from mooncake.errors import ErrorCode, StoreError
 from mooncake.master.granting import Wish
 from mooncake.master.pool import Segment
+from mooncake.master.puts import Put
 from mooncake.rpc import messages as m
 from mooncake.rpc.messages import KINDS, Message
 
@@ -46,18 +47,21 @@ def handles(message: type[Message]) -> Callable[[Handler], Handler]:
 _PATIENT = frozenset(KINDS[kind] for kind in (m.Exist, m.GetStart, m.Query, m.Remove, m.RemoveAll, m.RemoveRegex))
 
 
-def must_wait(session: Session, kind: int, request: Message) -> bool:
-    """Whether an eager put that `request` meets must end first: its caller may have been told already that it has."""
+def must_wait_for(session: Session, kind: int, request: Message) -> list[Put]:
+    """The eager puts that must end before `request`: their callers may have been told already that they have."""
     directory = session.service.directory
     if kind not in _PATIENT or not directory.puts.eager:
-        return False
-    return directory.puts.meets_eager(getattr(request, "keys", None), directory.clock())
+        return []
+    return directory.puts.eager_met(getattr(request, "keys", None), directory.clock())
 
 
-async def when_ended(session: Session, kind: int, request: Message) -> Message | None:
-    """The reply once no eager put is in the way."""
-    while must_wait(session, kind, request):
-        await asyncio.sleep(0.0005)
+async def when_ended(session: Session, kind: int, request: Message, met: list[Put]) -> Message | None:
+    """The reply once the eager puts that `request` met have ended; those that began since are not waited for (else
+    steady puts would hold it up for ever)."""
+    directory = session.service.directory
+    for put in met:
+        while directory.puts.still_eager(put, directory.clock()):
+            await asyncio.sleep(0.0005)
     reply = HANDLERS[kind](session, request)
     return reply if reply is None or isinstance(reply, Message) else await reply
 
