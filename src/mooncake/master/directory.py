@@ -95,6 +95,7 @@ class Directory:
         self.puts = Puts()
         self.granting = Granting(config, counters, self.pool, self.catalog, self.puts)
         self.recovery = Recovery(self.pool, self.catalog, self.granting, self.tombstones, clock, wall)
+        self.granting.spare = self.recovery.spare
         self.clients = Clients(config.client_gone_s)
         self.background: deque[Iterator[None]] = deque()
         self._next_check = now
@@ -285,6 +286,8 @@ class Directory:
         """Remove every value (that is not leased); how many, in steps."""
         if force:
             self.tombstones.raise_floor(self.granting.last_seq)
+            now = self.clock()
+            self.recovery.give_up(now, now)
         return self._remove_if(lambda _: True, force)
 
     def remove_regex(self, pattern: str, force: bool) -> Generator[None, None, int]:
@@ -343,6 +346,7 @@ class Directory:
         segment.send = send
         segment.first_seq = self.granting.last_seq + 1
         if term:
+            self.granting.expect_others(now)
             segment.old_until = now + max(min(lease_ms, _LONGEST_LEASE_MS), self.config.lease_ms) / 1000
         self.pool.add(segment, now)
         log.info("client_id=%s, action=mount_segment, segment_name=%s", info.client, info.name)
