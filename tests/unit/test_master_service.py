@@ -176,6 +176,67 @@ def test_codes_of_the_life_of_an_object() -> None:
     run(test())
 
 
+def test_only_the_reader_hands_its_lease_back() -> None:
+    async def test() -> None:
+        async with master() as service:
+            await open_owner(service.port)
+            reader, other = await open_client(service.port), await open_client(service.port, "3-3")
+            assert await reader.put(["k"], 1000) == [0]
+            lease = (await reader.call(GetStart(["k"]))).lease
+            other.tell(LeaseReturn([lease, lease + 1, 0, -1]))
+            assert (await other.call(Remove(["k"], True))).codes == [0]
+            await asyncio.sleep(0.05)
+            assert service.directory.totals().allocated_bytes == 1024  # the reader may be in the middle of it
+            reader.tell(LeaseReturn([lease]))
+            await until(lambda: not service.directory.totals().allocated_bytes)
+
+    run(test())
+
+
+def test_a_request_that_outlives_its_own_lease_holds_nothing_for_ever() -> None:
+    async def test() -> None:
+        async with master(lease_ms=1) as service:
+            await open_owner(service.port, size=1 << 24)
+            client = await open_client(service.port)
+            keys = [f"k{i}" for i in range(20_000)]
+            assert set(await client.put(keys, 100)) == {0}
+            lease = (await client.call(GetStart(keys))).lease
+            client.tell(LeaseReturn([lease]))
+            assert set((await client.call(Remove(keys, True))).codes) == {0}
+            await until(lambda: not service.directory.totals().allocated_bytes)
+
+    run(test())
+
+
+@pytest.mark.parametrize("request_", [RemoveAll(True), Exist(["k0", "k1", "k2", "k3"])])
+def test_steady_small_puts_hold_nobody_up(request_: Any) -> None:
+    """A request waits for the eager puts that it met, not for those that came after it."""
+
+    async def test() -> None:
+        async with master() as service:
+            await open_owner(service.port)
+            writer, other = await open_client(service.port), await open_client(service.port, "3-3")
+            seqs: list[int] = []
+
+            async def start(i: int) -> None:
+                started = await writer.call(PutStart([f"k{i % 4}"], [100], None, True))
+                seqs.append(started.grants[0].seq)
+
+            await start(0)
+            answer = other.send(request_)
+            for i in range(1, 40):  # there is an open one at every moment
+                await start(i)
+                assert (await writer.call(PutEnd([seqs[-2]]))).codes == [0]
+                await writer.call(Remove([f"k{(i - 1) % 4}"], True))
+                if answer.done():
+                    break
+                await asyncio.sleep(0.003)
+            assert answer.done()
+            assert i < 20
+
+    run(test())
+
+
 def test_remove_many() -> None:
     async def test() -> None:
         async with master() as service:

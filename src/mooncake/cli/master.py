@@ -28,6 +28,7 @@ from mooncake.master.counters import Counters
 from mooncake.master.flag_table import FLAGS, Value
 from mooncake.master.flags import Settings, help_text, parse_command_line, read_settings
 from mooncake.master.service import MasterService, serve
+from mooncake.rpc.descriptors import allow_many
 from mooncake.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ def main() -> int:
 async def _run(settings: Settings) -> None:
     """Serve until a signal comes.  Raises ConfigError if a port cannot be had."""
     values = settings.values
+    allow_many()
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in _SIGNALS:

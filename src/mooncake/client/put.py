@@ -122,7 +122,7 @@ class PutPipeline:
             parts,
             options.groups[index] if options.groups else "",
             options.hard_pin,
-            0.0,
+            time.time() if options.soft_pin_action == 1 else 0.0,
             options.soft_pin_ttl_ms if options.soft_pin_action == 1 else None,
             options.data_type,
             self._client_id,

@@ -157,6 +157,8 @@ class Catalog:
 
     def lease_for_reading(self, objects: list[Object], lease: ReadLease, now: float) -> None:
         self.probes.touch(objects, now)
+        if lease not in self.reads:  # a long request outlived it: its reader will find that it has run out
+            return
         lease.objects += objects
         for obj in objects:
             obj.readers += 1

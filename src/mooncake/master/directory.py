@@ -95,6 +95,7 @@ class Directory:
         self.puts = Puts()
         self.granting = Granting(config, counters, self.pool, self.catalog, self.puts)
         self.recovery = Recovery(self.pool, self.catalog, self.granting, self.tombstones, clock, wall)
+        self.granting.spare = self.recovery.spare
         self.clients = Clients(config.client_gone_s)
         self.background: deque[Iterator[None]] = deque()
         self._next_check = now
@@ -167,9 +168,9 @@ class Directory:
         probe leases end together."""
         return self.catalog.objects.version, self.catalog.probes.moment_ends
 
-    def begin_read(self, now: float) -> ReadLease:
-        """The lease for one GetStart; end it at once if nothing was found."""
-        return self.catalog.reads.begin(now)
+    def begin_read(self, now: float, client: str = "") -> ReadLease:
+        """The lease for one GetStart of `client`; end it at once if nothing was found."""
+        return self.catalog.reads.begin(now, client)
 
     def read(self, keys: list[str], lease: ReadLease, now: float) -> list[int | Found]:
         """Where the values are; those found are under `lease` and a probe lease."""
@@ -189,9 +190,11 @@ class Directory:
         self.catalog.probes.touch(objects, now)
         return answers
 
-    def end_read(self, numbers: list[int], now: float) -> None:
+    def end_read(self, numbers: list[int], now: float, client: str = "") -> None:
+        """`client` hands these leases back; those of others stay."""
         for number in numbers:
-            self.catalog.end_reading(number, now)
+            if self.catalog.reads.holder(number) == client:
+                self.catalog.end_reading(number, now)
 
     def _find(self, keys: list[str], *, with_states: bool) -> tuple[list[int | Found], list[Object]]:
         answers: list[int | Found] = []
@@ -283,6 +286,8 @@ class Directory:
         """Remove every value (that is not leased); how many, in steps."""
         if force:
             self.tombstones.raise_floor(self.granting.last_seq)
+            now = self.clock()
+            self.recovery.give_up(now, now)
         return self._remove_if(lambda _: True, force)
 
     def remove_regex(self, pattern: str, force: bool) -> Generator[None, None, int]:
@@ -341,6 +346,7 @@ class Directory:
         segment.send = send
         segment.first_seq = self.granting.last_seq + 1
         if term:
+            self.granting.expect_others(now)
             segment.old_until = now + max(min(lease_ms, _LONGEST_LEASE_MS), self.config.lease_ms) / 1000
         self.pool.add(segment, now)
         log.info("client_id=%s, action=mount_segment, segment_name=%s", info.client, info.name)

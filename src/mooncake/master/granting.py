@@ -27,6 +27,7 @@ from mooncake.transfer.table import slots_needed
 SEQ_BITS = 19  # sequence numbers start at term << SEQ_BITS: higher than any earlier master's, yet below 2**60
 EVICT_AT_ONCE = 500  # units looked at in one step (2-3 us each)
 _ENABLE = 1  # SoftPinAction
+_OTHERS_S = 3.0  # segment servers notice a lost master within it, and try again ten times a second
 _SIZES = 4096  # how many different sizes share their int
 
 
@@ -88,8 +89,10 @@ class Granting:
         self._puts = puts
         self._waiting: deque[Wish] = deque()
         self._evicting = 0  # bytes that are still to go ahead of demand
+        self._calm_until = 0.0  # no eviction ahead of demand before
         self._sizes: dict[int, int] = {}
         self._turns = count(randrange(1 << 16))
+        self.spare: Callable[[int, float, float], int] = lambda room, latest_start, now: 0  # see Recovery.spare
         self.last_seq = pool.term << SEQ_BITS
         self._seqs = count(self.last_seq + 1)
 
@@ -269,8 +272,7 @@ class Granting:
             if options.hard_pin:
                 obj.flags = HARD_PIN
             if options.soft_pin_action == _ENABLE:
-                ttl = options.soft_pin_ttl_ms
-                soft_pin_s = (self._config.soft_pin_ttl_ms if ttl is None else ttl) / 1000
+                soft_pin_s = self.soft_pin_s(options.soft_pin_ttl_ms)
             if len(replicas) < options.replica_num:
                 self._counters["master_put_start_partial_allocations_total"] += 1
         self._puts.add(Put(obj, wish.client, group, now, soft_pin_s))
@@ -285,6 +287,11 @@ class Granting:
                 for replica in replicas
             ],
         )
+
+    def soft_pin_s(self, ttl_ms: int | None) -> float:
+        """How long a soft pin with this ttl lasts."""
+        config = self._config
+        return (config.soft_pin_ttl_ms if ttl_ms is None else min(ttl_ms, config.max_soft_pin_ttl_ms)) / 1000
 
     def _shared(self, size: int) -> int:
         """The same number, as one object for all values of that size."""
@@ -330,6 +337,8 @@ class Granting:
         counters = self._counters
         freed = self._catalog.evict(room, now, limit)
         if breaking and freed < room:
+            freed += self.spare(room - freed, now - self._config.break_lease_after_s, now)
+        if breaking and freed < room:
             freed += self._catalog.break_leases(room - freed, now, limit)
         for suffix in ("total", "mem"):
             counters["master_attempted_evictions_" + suffix] += 1
@@ -337,8 +346,14 @@ class Granting:
                 counters["master_successful_evictions_" + suffix] += 1
         return freed
 
+    def expect_others(self, now: float) -> None:
+        """A segment with values is coming back, so others may follow: what is mounted now says little about how full
+        the pool is, and nothing is evicted ahead of demand."""
+        self._calm_until = now + _OTHERS_S
+        self._evicting = 0
+
     def _check_watermark(self, now: float) -> None:
-        if not self._evicting:
+        if not self._evicting and now >= self._calm_until:
             above = self._pool.fill() - self._config.high_watermark
             if above > 0:
                 share = max(self._config.eviction_ratio, above + self._config.eviction_ratio)

@@ -116,9 +116,12 @@ class ProbeLeases:
 
 
 class ReadLease(msgspec.Struct, gc=False, eq=False):
+    """`client`: the name of the one that reads; only it can hand the lease back."""
+
     number: int
     end: float
     objects: list[Object]
+    client: str
 
 
 class ReadLeases:
@@ -132,11 +135,19 @@ class ReadLeases:
     def __len__(self) -> int:
         return len(self._open)
 
-    def begin(self, now: float) -> ReadLease:
+    def __contains__(self, lease: ReadLease) -> bool:
+        return lease.number in self._open
+
+    def begin(self, now: float, client: str) -> ReadLease:
         self._number += 1
-        lease = ReadLease(self._number, now + self._ttl, [])
+        lease = ReadLease(self._number, now + self._ttl, [], client)
         self._open[self._number] = lease
         return lease
+
+    def holder(self, number: int) -> str | None:
+        """Who has this lease; None if it has ended."""
+        lease = self._open.get(number)
+        return None if lease is None else lease.client
 
     def end(self, number: int) -> list[Object]:
         """What was under this lease; nothing if it had ended."""

@@ -49,18 +49,24 @@ class Puts:
             self.eager.pop(key, None)
         put.client.puts.discard(seq)
 
-    def meets_eager(self, keys: list[str] | None, now: float) -> bool:
-        """Whether an eager put of one of these keys (None: of any key) is open, so that its PutEnd is on its way."""
+    def eager_met(self, keys: list[str] | None, now: float) -> list[Put]:
+        """The open eager puts of these keys (None: of any key): their PutEnds are on their way."""
         eager = self.eager
         if keys is not None and eager.keys().isdisjoint(keys):
-            return False
+            return []
+        met = []
         for key in list(eager) if keys is None else keys:
             started = eager.get(key)
             if started is not None:
                 if now - started < _EAGER_S:
-                    return True
-                del eager[key]  # its writer is slow or dead: an open put like any other
-        return False
+                    met.append(self.by_key[key])
+                else:
+                    del eager[key]  # its writer is slow or dead: an open put like any other
+        return met
+
+    def still_eager(self, put: Put, now: float) -> bool:
+        """Whether `put`, an eager one, is open and its PutEnd still waited for."""
+        return self.by_seq.get(put.obj.seq) is put and now - put.started < _EAGER_S
 
     def remember(self, put: Put) -> None:
         """This put has ended well: doing that once more shall do nothing."""

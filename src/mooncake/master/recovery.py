@@ -21,7 +21,7 @@ from mooncake.master.granting import Granting
 from mooncake.master.objects import HARD_PIN, Object, PartAt, Replica, lay, replicas
 from mooncake.master.pool import Pool, Segment
 from mooncake.master.tombstones import Tombstones
-from mooncake.rpc.messages import Record
+from mooncake.rpc.messages import Body, Record
 from mooncake.transfer.table import COMPLETE, REMOVED, WRITING
 
 log = logging.getLogger("mooncake.master")
@@ -62,6 +62,7 @@ class Recovery:
             now = self._clock()
             if segment.filled or not segment.mounted:
                 return
+            self._granting.expect_others(now)
             for record in records[at : at + _AT_ONCE]:
                 self._take(segment, record, now)
             yield
@@ -119,8 +120,14 @@ class Recovery:
             self._catalog.forget(existing, now)
         obj = Object(key=body.key, size=body.size, seq=seq, flags=HARD_PIN if body.hard_pin else 0)
         lay(obj, (replica,))
-        soft_until = now + body.soft_pin_until - self._wall() if body.soft_pin_until else 0.0
-        self._catalog.insert(obj, body.group, soft_until, now)
+        self._catalog.insert(obj, body.group, self._soft_until(body, now), now)
+
+    def _soft_until(self, body: Body, now: float) -> float:
+        """The end of what is left of a soft pin; 0 without one."""
+        if not body.soft_pin_since > 0:
+            return 0.0
+        age = max(0.0, self._wall() - body.soft_pin_since)
+        return now + self._granting.soft_pin_s(body.soft_pin_ttl_ms) - age
 
     def _assemble(self, part: PartAt, record: Record, now: float) -> Replica | None:
         """The replica if `part` was the last one missing."""
@@ -146,6 +153,18 @@ class Recovery:
             if assembly.started <= latest_start:
                 del self._assemblies[name]
                 self._kill_all(assembly.parts.values(), name[1], now)
+
+    def spare(self, room: int, latest_start: float, now: float) -> int:
+        """A put has no other room: give up as many parts as hold `room` bytes, those that have waited longest first;
+        how many bytes will come free."""
+        freed = 0
+        for name, assembly in list(self._assemblies.items()):
+            if freed >= room or assembly.started > latest_start:
+                break
+            freed += sum(part.taken for part in assembly.parts.values())
+            del self._assemblies[name]
+            self._kill_all(assembly.parts.values(), name[1], now)
+        return freed
 
     def forget(self, segment: Segment) -> None:
         """`segment` is lost, and the parts that it had announced with it."""

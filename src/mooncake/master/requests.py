@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from mooncake.errors import ErrorCode, StoreError
 from mooncake.master.granting import Wish
 from mooncake.master.pool import Segment
+from mooncake.master.puts import Put
 from mooncake.rpc import messages as m
 from mooncake.rpc.messages import KINDS, Message
 
@@ -46,18 +47,21 @@ def handles(message: type[Message]) -> Callable[[Handler], Handler]:
 _PATIENT = frozenset(KINDS[kind] for kind in (m.Exist, m.GetStart, m.Query, m.Remove, m.RemoveAll, m.RemoveRegex))
 
 
-def must_wait(session: Session, kind: int, request: Message) -> bool:
-    """Whether an eager put that `request` meets must end first: its caller may have been told already that it has."""
+def must_wait_for(session: Session, kind: int, request: Message) -> list[Put]:
+    """The eager puts that must end before `request`: their callers may have been told already that they have."""
     directory = session.service.directory
     if kind not in _PATIENT or not directory.puts.eager:
-        return False
-    return directory.puts.meets_eager(getattr(request, "keys", None), directory.clock())
+        return []
+    return directory.puts.eager_met(getattr(request, "keys", None), directory.clock())
 
 
-async def when_ended(session: Session, kind: int, request: Message) -> Message | None:
-    """The reply once no eager put is in the way."""
-    while must_wait(session, kind, request):
-        await asyncio.sleep(0.0005)
+async def when_ended(session: Session, kind: int, request: Message, met: list[Put]) -> Message | None:
+    """The reply once the eager puts that `request` met have ended; those that began since are not waited for (else
+    steady puts would hold it up for ever)."""
+    directory = session.service.directory
+    for put in met:
+        while directory.puts.still_eager(put, directory.clock()):
+            await asyncio.sleep(0.0005)
     reply = HANDLERS[kind](session, request)
     return reply if reply is None or isinstance(reply, Message) else await reply
 
@@ -77,6 +81,11 @@ async def in_steps(steps: Generator[None, None, T], after: Callable[[], None]) -
 def _from_the_end(count: int, step: int) -> Iterator[slice]:
     for end in range(count, 0, -step):
         yield slice(max(0, end - step), end)
+
+
+def _name(session: Session) -> str:
+    assert session.client is not None
+    return session.client.name
 
 
 def _check_keys(keys: list[str]) -> None:
@@ -121,13 +130,13 @@ def _get_start(session: Session, request: m.GetStart) -> Reply:
         return _get_many(session, keys)
     directory = session.service.directory
     now = directory.clock()
-    lease = directory.begin_read(now)
+    lease = directory.begin_read(now, _name(session))
     return _got(session, lease.number, directory.read(keys, lease, now))
 
 
 async def _get_many(session: Session, keys: list[str]) -> Message:
     directory = session.service.directory
-    lease = directory.begin_read(directory.clock())
+    lease = directory.begin_read(directory.clock(), _name(session))
     slices = []
     for some in _from_the_end(len(keys), _READ_AT_ONCE):
         slices.append(directory.read(keys[some], lease, directory.clock()))
@@ -139,7 +148,7 @@ def _got(session: Session, lease: int, found: list[int | m.Found]) -> Message:
     service = session.service
     failed = len([answer for answer in found if type(answer) is int])
     if failed == len(found):
-        service.directory.end_read([lease], service.directory.clock())
+        service.directory.end_read([lease], service.directory.clock(), _name(session))
         lease = 0
     service.counters.request("get_replica_list", len(found), failed)
     return m.GetReply(lease, service.config.lease_ms, found)
@@ -148,7 +157,7 @@ def _got(session: Session, lease: int, found: list[int | m.Found]) -> Message:
 @handles(m.LeaseReturn)
 def _lease_return(session: Session, request: m.LeaseReturn) -> Reply:
     service = session.service
-    service.directory.end_read(request.leases, service.directory.clock())
+    service.directory.end_read(request.leases, service.directory.clock(), _name(session))
     if service.directory.granting.waiting:
         service.work()
     return None

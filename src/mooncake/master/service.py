@@ -23,7 +23,7 @@ from mooncake.master.counters import Counters
 from mooncake.master.directory import Directory
 from mooncake.master.membership import Client
 from mooncake.master.pool import Segment
-from mooncake.master.requests import HANDLERS, Reply, in_steps, must_wait, when_ended
+from mooncake.master.requests import HANDLERS, Reply, in_steps, must_wait_for, when_ended
 from mooncake.rpc import frame
 from mooncake.rpc.messages import (
     DECODERS,
@@ -310,8 +310,8 @@ class Session(asyncio.Protocol):
             handler = HANDLERS.get(got.kind)
             if handler is None:
                 raise StoreError(ErrorCode.INVALID_PARAMS, f"{type(message).__name__} is not for the master")
-            patient = self.service.directory.puts.eager and must_wait(self, got.kind, message)
-            reply: Reply = when_ended(self, got.kind, message) if patient else handler(self, message)
+            met = self.service.directory.puts.eager and must_wait_for(self, got.kind, message)
+            reply: Reply = when_ended(self, got.kind, message, list(met)) if met else handler(self, message)
         except Exception as error:
             return _refusal(got, error)
         if reply is None:

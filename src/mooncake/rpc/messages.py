@@ -244,8 +244,8 @@ class Body(Message):
     parts: int = 1
     group: str = ""
     hard_pin: bool = False
-    soft_pin_until: float = 0.0  # seconds since the epoch, 0: none
-    soft_pin_ttl_ms: int | None = None
+    soft_pin_since: float = 0.0  # seconds since the epoch, 0: none
+    soft_pin_ttl_ms: int | None = None  # None: as long as the master says
     data_type: int = 0
     client: str = ""
     tenant: str = "default"

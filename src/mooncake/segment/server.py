@@ -13,10 +13,12 @@ import socket
 import stat
 import struct
 import threading
+import time
 from collections.abc import Callable
 
 from mooncake.errors import ConfigError, ErrorCode
 from mooncake.rpc import frame
+from mooncake.rpc.descriptors import allow_many
 from mooncake.rpc.messages import (
     DECODERS,
     KINDS,
@@ -33,7 +35,7 @@ from mooncake.rpc.messages import (
 from mooncake.segment.link import MasterLink
 from mooncake.segment.owner import Owner
 from mooncake.segment.streams import Streams
-from mooncake.segment.writers import Writers
+from mooncake.segment.writers import Writer, Writers
 from mooncake.transfer.memory import SegmentMemory
 from mooncake.transfer.table import table_size
 
@@ -47,6 +49,7 @@ class SegmentServer:
     """Serves one segment.  `start` mounts it; `run` returns when `stop` was asked for or the engine is gone."""
 
     def __init__(self, config: Serve, engine_pidfd: int = -1) -> None:
+        allow_many()
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe()
         self._running = True
@@ -146,20 +149,24 @@ class SegmentServer:
     # -- same-host clients
 
     def _accept(self) -> None:
-        connection, _ = self._unix.accept()
-        pid, uid, _ = _CREDENTIALS.unpack(
-            connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        )
-        if uid not in (0, os.geteuid()) or self._attached >= _MAX_ATTACHED:
+        try:
+            connection, _ = self._unix.accept()
+        except OSError as error:  # no descriptor is left, perhaps: it stays in the queue
+            _out_of_descriptors(error)
+            return
+        try:
+            pid, uid, _ = _CREDENTIALS.unpack(
+                connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            )
+            if uid not in (0, os.geteuid()) or self._attached >= _MAX_ATTACHED:
+                connection.close()
+                return
+            writer = self._writers.process(pid) or self._add_process(pid)
+        except OSError:
             connection.close()
             return
         connection.setblocking(False)
         self._attached += 1
-        writer = self._writers.add_process(pid)
-
-        def ended() -> None:
-            self._selector.unregister(writer.pidfd)
-            self._forget(writer.number)
 
         def ready() -> None:
             try:
@@ -173,12 +180,23 @@ class SegmentServer:
                 return
             self._selector.unregister(connection)
             connection.close()
-            if writer.pidfd < 0 or not writer.alive():
-                self._forget(writer.number)
-            else:  # it let go of the socket but lives: it may still have the mapping
-                self._watch(writer.pidfd, ended)
+            self._attached -= 1
+            if writer.pidfd < 0:  # otherwise it may still have the mapping, until it dies
+                self._writers.remove(writer)
 
         self._selector.register(connection, selectors.EVENT_READ, ready)
+
+    def _add_process(self, pid: int) -> Writer:
+        """One writer a process, however often it attaches."""
+        writer = self._writers.add_process(pid)
+
+        def ended() -> None:
+            self._selector.unregister(writer.pidfd)
+            self._writers.remove(writer)
+
+        if writer.pidfd >= 0:
+            self._watch(writer.pidfd, ended)
+        return writer
 
     def _attach(self, connection: socket.socket, writer: int, data: bytes) -> None:
         with contextlib.suppress(OSError, frame.FramingError, ValueError):
@@ -191,12 +209,6 @@ class SegmentServer:
                 else:
                     failure = Failure(ErrorCode.SEGMENT_NOT_FOUND, "another segment is served here")
                     connection.send(frame.pack(got.kind, frame.REPLY | frame.FAILED, got.request_id, encode(failure)))
-
-    def _forget(self, number: int) -> None:
-        writer = self._writers.get(number)
-        if writer is not None:
-            self._attached -= 1
-            self._writers.remove(writer)
 
     def _watch(self, descriptor: int, action: Callable[[], object]) -> None:
         self._selector.register(descriptor, selectors.EVENT_READ, action)
@@ -242,6 +254,12 @@ def serve_private(channel: socket.socket, engine_pidfd: int) -> None:
     server.serve_engine(channel)
     server.run()
     server.close()
+
+
+def _out_of_descriptors(error: OSError) -> None:
+    """A connection could not be taken; it stays in the queue, so do not ask again at once."""
+    logger.warning("cannot take a connection now: %s", error)
+    time.sleep(0.1)
 
 
 def _listen_tcp(host: str, low: int, high: int) -> socket.socket:

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import socket
 import threading
+import time
 
 import msgspec
 
@@ -54,12 +55,19 @@ class Streams(threading.Thread):
         while True:
             try:
                 stream, _ = self._listener.accept()
-            except OSError:
-                return
+            except OSError as error:  # no descriptor is left, or the peer is gone already
+                logger.warning("cannot take a tcp stream now: %s", error)
+                time.sleep(0.1)
+                continue
             if not self._open.acquire(blocking=False):
                 stream.close()
                 continue
-            threading.Thread(target=self._serve, args=(stream,), name="mooncake-tcp", daemon=True).start()
+            try:
+                threading.Thread(target=self._serve, args=(stream,), name="mooncake-tcp", daemon=True).start()
+            except RuntimeError as error:
+                logger.warning("no thread for a tcp stream: %s", error)
+                stream.close()
+                self._open.release()
 
     def _serve(self, stream: socket.socket) -> None:
         with contextlib.suppress(OSError):  # the peer is gone already: the first read says so

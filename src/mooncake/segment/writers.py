@@ -24,7 +24,9 @@ class Writer:
         """Whether it could still write.  A stream counts until its thread has let go of it."""
         if self.stream is not None or self.pidfd < 0:
             return True
-        return not select.select([self.pidfd], [], [], 0)[0]
+        poll = select.poll()  # (select() takes no descriptor above 1023)
+        poll.register(self.pidfd, select.POLLIN)
+        return not poll.poll(0)
 
     def stop(self) -> None:
         """Ask a stream to end; a process cannot be asked."""
@@ -40,14 +42,20 @@ class Writers:
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._writers: dict[int, Writer] = {}
+        self._processes: dict[int, Writer] = {}  # by pid
+
+    def process(self, pid: int) -> Writer | None:
+        """The living process that is known by this pid, as seen from here."""
+        writer = self._processes.get(pid)
+        return writer if writer is not None and writer.alive() else None
 
     def add_process(self, pid: int) -> Writer:
-        """A process of this host, by its pid as seen from here."""
-        pidfd = -1
+        """A process of this host; pid 0: one of another pid namespace, of which only its socket tells whether it
+        lives.  Raises OSError if it cannot be watched, ProcessLookupError if it has died already."""
+        writer = self._add(Writer(next(self._numbers), pidfd=os.pidfd_open(pid) if pid > 0 else -1))
         if pid > 0:
-            with contextlib.suppress(OSError):
-                pidfd = os.pidfd_open(pid)
-        return self._add(Writer(next(self._numbers), pidfd=pidfd))
+            self._processes[pid] = writer
+        return writer
 
     def add_pidfd(self, pidfd: int) -> Writer:
         return self._add(Writer(next(self._numbers), pidfd=pidfd))
@@ -59,6 +67,9 @@ class Writers:
         """It is dead, or its stream is closed and nothing of it is under way."""
         with self._lock:
             self._writers.pop(writer.number, None)
+            for pid, known in list(self._processes.items()) if writer.stream is None else ():
+                if known is writer:
+                    del self._processes[pid]
         if writer.pidfd >= 0:
             os.close(writer.pidfd)
             writer.pidfd = -1
