@@ -169,11 +169,7 @@ class Client:
         return self._down.is_set()
 
     def call(self, message: Message, reply: type[Reply]) -> Reply:
-        """The reply, of type `reply`.  Raises Unavailable, TimedOut or StoreError; each within the limit."""
-        return self.call_from(message, reply)[0]
-
-    def call_from(self, message: Message, reply: type[Reply]) -> tuple[Reply, int]:
-        """As `call`, and the term of the master that answered.
+        """The reply, of type `reply`.  Raises Unavailable, TimedOut or StoreError; each within the limit.
 
         A pooled connection may be dead because the master was restarted: then the call goes once more on a new one.
         A PutStart only if it is indeed another master: the old one may have granted it already.
@@ -207,7 +203,7 @@ class Client:
                     self._discard(connection)
                 raise
             self._give_back(connection, generation)
-            return cast(Reply, answer), connection.term
+            return cast(Reply, answer)
         raise AssertionError("unreachable")
 
     def post(self, message: Message) -> None:

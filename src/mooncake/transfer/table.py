@@ -16,6 +16,7 @@ and moves it EMPTY/DEAD → WRITING → COMPLETE; only the *owner* (the segment 
 and moves a record to REMOVED or DEAD.  Two fences keep a late writer out, each side writing first and reading after:
 
     writer: state = WRITING, then reads `revoked` and `term`; goes on only if revoked < seq and term is the grant's
+            (it looks before too: the slot of a grant that was revoked long ago may hold another record by now)
     owner:  revoked = seq,  then reads `state`; if WRITING, the extents stay quarantined until the writer is gone
     owner:  term = new,     then scans the states (re-mount)
 """
@@ -147,9 +148,16 @@ class Table:
                 _REST.pack_into(memory, base + 8, seq, term, writer, length, follow, WRITING)
 
     def may_write(self, slot: int, seq: int, term: int) -> bool:
-        """After `begin` and a fence: whether the grant still stands."""
+        """Whether the grant still stands: before `begin`, since the slots may be another record's otherwise; again
+        after `begin` and a fence; and after COMPLETE and a fence: then a later master will find the record."""
         base = HEADER_SIZE + slot * SLOT_SIZE
         return bool(_U64.unpack_from(self._memory, base)[0] < seq and self.term == term)
+
+    def abandon(self, slot: int, seq: int) -> None:
+        """A record of ours will not become whole.  If the slot is another record's by now, that one stays."""
+        state, found, _ = self.state(slot)
+        if found == seq and state == WRITING:
+            self.set_state(slot, DEAD)
 
     def set_state(self, slot: int, state: int) -> None:
         self._memory[HEADER_SIZE + slot * SLOT_SIZE + _STATE_AT] = state
