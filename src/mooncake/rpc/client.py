@@ -239,13 +239,17 @@ class Client:
         self._give_back(connection, generation)
 
     def close(self) -> None:
-        """Wait for what was posted, then close every connection."""
+        """Wait for what was posted, within the limit, then close every connection."""
         with self._lock:
             idle, self._idle = self._idle, []
             self._closed = True
+        end = time.monotonic() + self._limit
         for connection in idle:
-            with contextlib.suppress(*_BROKEN):
-                connection.settle()
+            left = end - time.monotonic()
+            if connection.posted and left > 0:
+                with contextlib.suppress(*_BROKEN):
+                    set_time_limit(connection.sock, max(left, 0.001))
+                    connection.settle()
             connection.close()
 
     # -- connections
