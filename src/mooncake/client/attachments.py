@@ -147,7 +147,10 @@ class Attachments:
                 return known
             transport: Transport | None = None if self._force_tcp else attach(info)
             if transport is None:
-                transport = TcpTransport(info, self._hello, self._limit)
+                try:
+                    transport = TcpTransport(info, self._hello, self._limit)
+                except ValueError as error:
+                    raise TransferError(f"segment {info.name}: {error}") from None
             attachment = Attachment(info, transport, own=False)
             attachment.enter()
             self._by_segment[segment] = attachment

@@ -45,7 +45,7 @@ def parse_address(address: str) -> tuple[str, int]:
     """("host", port) of "host:port" or "[v6]:port".  Raises ValueError with a sentence."""
     host, colon, port = address.strip().rpartition(":")
     if not colon or not port.isdigit() or not 0 < int(port) < 65536 or not host:
-        raise ValueError(f"{address!r} is not an address; expected host:port")
+        raise ValueError(f"{address[:200]!r} is not an address; expected host:port")
     return host.strip("[]"), int(port)
 
 
