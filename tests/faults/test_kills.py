@@ -172,6 +172,7 @@ def test_reader_killed_leaves_nothing_behind(master, make_store, make_worker):
     store.put("k", b"v" * MIB)
     reader = make_worker()
     assert reader("result = len(store.get('k'))") == MIB
+    time.sleep(0.1)  # its lease is handed back within 10 ms; one that was not ends with its time
     reader.kill()
     assert store.remove("k", force=True) == 0
     wait_until(lambda: used(master) == 0, 3)

@@ -64,6 +64,7 @@ class Attachments:
         self._by_segment: dict[int, Attachment] = {}
         self._lock = threading.Lock()
         self._watch: _Watch | None = None
+        self._closed = False
         self.moved: dict[str, int] = {"local": 0, "shm": 0, "tcp": 0}  # bytes, by transport
 
     def add_own(self, info: SegmentInfo, transport: ShmTransport) -> None:
@@ -122,6 +123,7 @@ class Attachments:
 
     def close(self) -> None:
         with self._lock:
+            self._closed = True
             attachments, self._by_segment = list(self._by_segment.values()), {}
             watch, self._watch = self._watch, None
         if watch is not None:
@@ -138,12 +140,17 @@ class Attachments:
         if info is None:
             raise TransferError(f"segment {segment:#x} is not mounted any more ({ErrorCode.SEGMENT_NOT_FOUND.name})")
         with self._lock:
+            if self._closed:
+                raise TransferError("the store was closed")
             known = self._by_segment.get(segment)
             if known is not None and known.enter():
                 return known
             transport: Transport | None = None if self._force_tcp else attach(info)
             if transport is None:
-                transport = TcpTransport(info, self._hello, self._limit)
+                try:
+                    transport = TcpTransport(info, self._hello, self._limit)
+                except ValueError as error:
+                    raise TransferError(f"segment {info.name}: {error}") from None
             attachment = Attachment(info, transport, own=False)
             attachment.enter()
             self._by_segment[segment] = attachment

@@ -42,8 +42,10 @@ class LeaseReturns:
         return frame.pack(KINDS[LeaseReturn], frame.ONE_WAY, 0, encode(LeaseReturn(leases)))
 
     def close(self) -> None:
+        """Hand back what is left, and end the thread."""
         self._closed = True
         self._wake.set()
+        self._rpc.send(self.take())
 
     def _run(self) -> None:
         while True:
@@ -52,4 +54,6 @@ class LeaseReturns:
                 return
             threading.Event().wait(DELAY)
             self._wake.clear()
+            if self._closed:  # `close` may have come just before `clear`
+                return
             self._rpc.send(self.take())

@@ -52,14 +52,14 @@ class PutPipeline:
     ) -> list[int]:
         """Store a batch; a code a key (0 or negative).  Sizes are bytes, > 0."""
         try:
-            started, term = self._rpc.call_from(PutStart(keys, sizes, options), PutStarted)
+            started = self._rpc.call(PutStart(keys, sizes, options), PutStarted)
         except StoreError as error:
             return [int(error.code)] * len(keys)
         codes = [grant if isinstance(grant, int) else 0 for grant in started.grants]
         granted = {i: grant for i, grant in enumerate(started.grants) if isinstance(grant, Grant)}
         if not granted:
             return codes
-        bad = self._write(keys, sizes, granted, term, pieces_of, options, trust)
+        bad = self._write(keys, sizes, granted, started.term, pieces_of, options, trust)
         self._finish(granted, bad, codes)
         return codes
 
@@ -68,7 +68,7 @@ class PutPipeline:
         eager = size <= EAGER
         started_at = time.monotonic()
         try:
-            started, term = self._rpc.call_from(PutStart([key], [size], options, eager), PutStarted)
+            started = self._rpc.call(PutStart([key], [size], options, eager), PutStarted)
         except StoreError as error:
             return int(error.code)
         grant = started.grants[0]
@@ -82,12 +82,12 @@ class PutPipeline:
         codes = [0]
         if mapped is None:
             pieces = pieces_of([address], [size])
-            bad = self._write([key], [size], {0: grant}, term, lambda _: pieces, options, lambda _: trusted)
+            bad = self._write([key], [size], {0: grant}, started.term, lambda _: pieces, options, lambda _: trusted)
         else:
             attachment, transport = mapped
             body = self._body(key, size, [part.extents[0], size], 0, 0, 1, options or _PLAIN, 0)
             try:
-                code = transport.put_one(term, WriteRecord(part.slots, grant.seq, body), address, trusted)
+                code = transport.put_one(started.term, WriteRecord(part.slots, grant.seq, body), address, trusted)
             except TransferError as error:
                 code = int(error.code)
             finally:

@@ -327,7 +327,7 @@ class Directory:
         say Hello again.
         """
         if info.segment <= 0 or not 0 < info.size <= _LARGEST_SEGMENT or not info.name or not 0 <= term < _LAST_TERM:
-            raise StoreError(ErrorCode.INVALID_PARAMS, f"impossible segment {info.name!r} of {info.size} bytes")
+            raise StoreError(ErrorCode.INVALID_PARAMS, f"impossible segment {info.name[:200]!r} of {info.size} bytes")
         if term > self.pool.term:
             self.pool.term = term + 1
             self.granting.skip_to(self.pool.term << SEQ_BITS)

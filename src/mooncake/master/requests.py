@@ -17,6 +17,7 @@ from mooncake.master.granting import Wish
 from mooncake.master.pool import Segment
 from mooncake.master.puts import Put
 from mooncake.rpc import messages as m
+from mooncake.rpc.client import parse_address
 from mooncake.rpc.messages import KINDS, Message
 
 if TYPE_CHECKING:
@@ -377,6 +378,10 @@ def _mount(session: Session, request: m.Mount) -> Reply:
     service = session.service
     directory, counters = service.directory, service.counters
     term = directory.term
+    try:
+        parse_address(request.info.tcp)
+    except ValueError as error:
+        raise StoreError(ErrorCode.INVALID_PARAMS, f"segment {request.info.name[:200]!r}: {error}") from None
     rpc = "mount_segment" if request.term == 0 else "remount_segment"
     try:
         segment, resumed = directory.mount(

@@ -46,7 +46,7 @@ def parse_address(address: str) -> tuple[str, int]:
     """("host", port) of "host:port" or "[v6]:port".  Raises ValueError with a sentence."""
     host, colon, port = address.strip().rpartition(":")
     if not colon or not port.isdigit() or not 0 < int(port) < 65536 or not host:
-        raise ValueError(f"{address!r} is not an address; expected host:port")
+        raise ValueError(f"{address[:200]!r} is not an address; expected host:port")
     return host.strip("[]"), int(port)
 
 
@@ -187,11 +187,7 @@ class Client:
         return self._down.is_set()
 
     def call(self, message: Message, reply: type[Reply]) -> Reply:
-        """The reply, of type `reply`.  Raises Unavailable, TimedOut or StoreError; each within the limit."""
-        return self.call_from(message, reply)[0]
-
-    def call_from(self, message: Message, reply: type[Reply]) -> tuple[Reply, int]:
-        """As `call`, and the term of the master that answered.
+        """The reply, of type `reply`.  Raises Unavailable, TimedOut or StoreError; each within the limit.
 
         A pooled connection may be dead because the master was restarted: then the call goes once more on a new one.
         A PutStart only if it is indeed another master: the old one may have granted it already.
@@ -225,7 +221,7 @@ class Client:
                     self._discard(connection)
                 raise
             self._give_back(connection, generation)
-            return cast(Reply, answer), connection.term
+            return cast(Reply, answer)
         raise AssertionError("unreachable")
 
     def post(self, message: Message) -> None:
@@ -261,13 +257,17 @@ class Client:
         self._give_back(connection, generation)
 
     def close(self) -> None:
-        """Wait for what was posted, then close every connection."""
+        """Wait for what was posted, within the limit, then close every connection."""
         with self._lock:
             idle, self._idle = self._idle, []
             self._closed = True
+        end = time.monotonic() + self._limit
         for connection in idle:
-            with contextlib.suppress(*_BROKEN):
-                connection.settle()
+            left = end - time.monotonic()
+            if connection.posted and left > 0:
+                with contextlib.suppress(*_BROKEN):
+                    set_time_limit(connection.sock, max(left, 0.001))
+                    connection.settle()
             connection.close()
 
     # -- connections

@@ -1,6 +1,5 @@
 """What a segment's owner does to its table: kills records at the master's word, lists them for a new master."""
 
-import contextlib
 import threading
 from collections.abc import Iterator
 from itertools import islice
@@ -96,11 +95,3 @@ class Owner:
 
 def _record(view: table.SlotView) -> Record:
     return Record(view.slots, view.state, view.term, view.seq, view.body)
-
-
-def mark_dead(owner: Owner, slot: int, seq: int) -> None:
-    """A writer inside this process gives its own open record up."""
-    with contextlib.suppress(IndexError):
-        state, found, _ = owner.memory.table.state(slot)
-        if found == seq and state == table.WRITING:
-            owner.memory.table.set_state(slot, table.DEAD)

@@ -26,7 +26,7 @@ from mooncake.rpc.messages import (
     Write,
     encode,
 )
-from mooncake.segment.owner import Owner, mark_dead
+from mooncake.segment.owner import Owner
 from mooncake.segment.writers import Writer
 from mooncake.transfer import table
 from mooncake.transfer.stream import receive, send, tune
@@ -130,11 +130,13 @@ class Streams(threading.Thread):
             for record in message.records:
                 extents = record.body.extents
                 slot = record.slots[0]
-                records.begin(record.slots, record.seq, message.term, writer.number, record.body)
-                table.fence()
                 allowed = records.may_write(slot, record.seq, message.term)
+                if allowed:
+                    records.begin(record.slots, record.seq, message.term, writer.number, record.body)
+                    table.fence()
+                    allowed = records.may_write(slot, record.seq, message.term)
                 if not allowed:
-                    mark_dead(self._owner, slot, record.seq)
+                    records.abandon(slot, record.seq)
                 for at in range(0, len(extents), 2):
                     if allowed:
                         receive(stream, memory.data[extents[at] : extents[at] + extents[at + 1]])
@@ -146,7 +148,7 @@ class Streams(threading.Thread):
                 done += 1
         except (OSError, EOFError, ValueError):
             for record in message.records[done : done + 1]:
-                mark_dead(self._owner, record.slots[0], record.seq)
+                records.abandon(record.slots[0], record.seq)
             raise
         _reply(stream, request_id, message, Codes(codes))
 

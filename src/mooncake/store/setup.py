@@ -120,9 +120,13 @@ def _join(settings: dict[str, Any]) -> "StoreClient":
         from mooncake.client.client import StoreClient
 
         client = StoreClient(session)
+    except BaseException:
+        session.close()
+        raise
+    try:
         if settings["enable_client_http_server"]:
             client.serve_http(settings["client_http_port"])
     except BaseException:
-        session.close()
+        client.close()
         raise
     return client

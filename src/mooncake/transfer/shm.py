@@ -31,7 +31,8 @@ class ShmTransport(Transport):
     def put(self, term: int, records: list[WriteRecord], pieces: Pieces, trusted: bool) -> list[int]:
         records_table = self.memory.table
         for record in records:
-            records_table.begin(record.slots, record.seq, term, self._writer, record.body)
+            if records_table.may_write(record.slots[0], record.seq, term):
+                records_table.begin(record.slots, record.seq, term, self._writer, record.body)
         table.fence()
         valid, refused = records_table.term == term, int(ErrorCode.INVALID_WRITE)
         codes = [
@@ -49,21 +50,27 @@ class ShmTransport(Transport):
                     at += length
         except BaseException:
             for record in records:
-                records_table.set_state(record.slots[0], table.DEAD)
+                records_table.abandon(record.slots[0], record.seq)
             raise
         for record, code in zip(records, codes, strict=True):
-            records_table.set_state(record.slots[0], table.DEAD if code else table.COMPLETE)
+            if code:
+                records_table.abandon(record.slots[0], record.seq)
+            else:
+                records_table.set_state(record.slots[0], table.COMPLETE)
         return codes
 
     def put_one(self, term: int, record: WriteRecord, address: int, trusted: bool) -> int:
-        """As `put`, of one record with one extent whose bytes lie at one address."""
+        """As `put`, of one record with one extent whose bytes lie at one address.  Whole means here that the master
+        that granted it, or whoever follows it, will find it so."""
         records = self.memory.table
         slot = record.slots[0]
         offset, length = record.body.extents
+        if not records.may_write(slot, record.seq, term):
+            return int(ErrorCode.INVALID_WRITE)
         records.begin(record.slots, record.seq, term, self._writer, record.body)
         table.fence()
         if not records.may_write(slot, record.seq, term):
-            records.set_state(slot, table.DEAD)
+            records.abandon(slot, record.seq)
             return int(ErrorCode.INVALID_WRITE)
         try:
             if trusted:
@@ -71,10 +78,11 @@ class ShmTransport(Transport):
             else:
                 write_file(self.memory.data_fd, offset, pieces_of([address], [length]))
         except BaseException:
-            records.set_state(slot, table.DEAD)
+            records.abandon(slot, record.seq)
             raise
         records.set_state(slot, table.COMPLETE)
-        return 0
+        table.fence()
+        return 0 if records.may_write(slot, record.seq, term) else int(ErrorCode.INVALID_WRITE)
 
     def get_one(self, offset: int, length: int, address: int, trusted: bool) -> None:
         """As `get`, of one range to one address."""

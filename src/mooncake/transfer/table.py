@@ -16,6 +16,7 @@ and moves it EMPTY/DEAD → WRITING → COMPLETE; only the *owner* (the segment 
 and moves a record to REMOVED or DEAD.  Two fences keep a late writer out, each side writing first and reading after:
 
     writer: state = WRITING, then reads `revoked` and `term`; goes on only if revoked < seq and term is the grant's
+            (it looks before too: the slot of a grant that was revoked long ago may hold another record by now)
     owner:  revoked = seq,  then reads `state`; if WRITING, the extents stay quarantined until the writer is gone
     owner:  term = new,     then scans the states (re-mount)
 """
@@ -147,13 +148,20 @@ class Table:
             memory[at : at + len(whole)] = whole
 
     def may_write(self, slot: int, seq: int, term: int) -> bool:
-        """After `begin` and a fence: whether the grant still stands."""
+        """Whether the grant still stands: before `begin`, since the slots may be another record's otherwise; again
+        after `begin` and a fence; and after COMPLETE and a fence: then a later master will find the record."""
         return self.term == term and self.is_granted(slot, seq)
 
     def is_granted(self, slot: int, seq: int) -> bool:
         """As may_write, the term apart."""
         revoked: int = _U64.unpack_from(self._memory, HEADER_SIZE + slot * SLOT_SIZE)[0]
         return revoked < seq
+
+    def abandon(self, slot: int, seq: int) -> None:
+        """A record of ours will not become whole.  If the slot is another record's by now, that one stays."""
+        state, found, _ = self.state(slot)
+        if found == seq and state == WRITING:
+            self.set_state(slot, DEAD)
 
     def set_state(self, slot: int, state: int) -> None:
         self._memory[HEADER_SIZE + slot * SLOT_SIZE + _STATE_AT] = state
