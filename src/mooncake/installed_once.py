@@ -4,8 +4,10 @@ Python would mix the two (our packages, their leftover modules), so whoever impo
 told how to keep one of them.
 """
 
+import json
 import os
 import re
+import shlex
 
 import mooncake
 
@@ -31,10 +33,26 @@ def _how_to_choose(library: str) -> str:
     return (
         f"{_OUR_DISTRIBUTION} and the C++ wheel {cpp} are both installed here (found {library}) and would be mixed: "
         f"to use {_OUR_DISTRIBUTION}, run `pip uninstall -y {cpp} && "
-        f"pip install --force-reinstall --no-deps {_OUR_DISTRIBUTION}`; "
+        f"pip install --force-reinstall --no-deps {_our_source()}`; "
         f"to use the C++ wheel, run `pip uninstall -y {_OUR_DISTRIBUTION} && "
         f"pip install --force-reinstall --no-deps {cpp}`."
     )
+
+
+def _our_source() -> str:
+    """What pip must be given to install this package again: where it was installed from, if pip wrote that down."""
+    from importlib.metadata import PackageNotFoundError, distribution
+    from urllib.parse import unquote, urlsplit
+
+    try:
+        origin = json.loads(distribution(_OUR_DISTRIBUTION).read_text("direct_url.json") or "{}")
+    except (PackageNotFoundError, ValueError):
+        return _OUR_DISTRIBUTION
+    url = urlsplit(str(origin.get("url", "")))
+    if url.scheme != "file":
+        return _OUR_DISTRIBUTION
+    editable = "--editable " if origin.get("dir_info", {}).get("editable") else ""
+    return editable + shlex.quote(unquote(url.path))
 
 
 def _cpp_distribution() -> str:

@@ -37,7 +37,11 @@ _ENVIRONMENT = {
     "client_http_port": "MOONCAKE_CLIENT_HTTP_PORT",
 }
 _ENVIRONMENT_DEFAULTS = {"local_hostname": "localhost", "metadata_server": "P2PHANDSHAKE"}
-_REQUIRED_IN_FILE = ("local_hostname", "metadata_server", "master_server_address")
+_REQUIRED_IN_FILE = {  # and what it may look like
+    "local_hostname": '"127.0.0.1", the address by which other hosts reach this one',
+    "metadata_server": '"P2PHANDSHAKE"',
+    "master_server_address": '"127.0.0.1:50051", the address of mooncake_master',
+}
 
 logger = logging.getLogger(__name__)
 
@@ -117,10 +121,11 @@ class MooncakeConfig:
         path = os.fspath(file_path)
         content = read_mapping(path, "Mooncake configuration file")
         given = {name: content[name] for name in _PARSERS if content.get(name) is not None}
-        for name in _REQUIRED_IN_FILE:
+        for name, example in _REQUIRED_IN_FILE.items():
             if name not in given:
                 raise ConfigError(
-                    f"The Mooncake configuration file {path} lacks the field {name}: expected text that is not empty."
+                    f"The Mooncake configuration file {path} lacks the field {name}: expected text that is not empty, "
+                    f"such as {example}."
                 )
         return _build(given, lambda name: f"The Mooncake configuration file {path} is wrong in {name}")
 
@@ -130,11 +135,16 @@ class MooncakeConfig:
         do, of which MOONCAKE_MASTER must be there.  An empty variable counts as not set."""
         path = os.environ.get("MOONCAKE_CONFIG_PATH")
         if path:
+            if not os.path.exists(path):
+                raise ConfigError(
+                    f"MOONCAKE_CONFIG_PATH is {path}, which cannot be read: No such file or directory; let it name the "
+                    "pool's JSON file, or unset it and set MOONCAKE_MASTER."
+                )
             return MooncakeConfig.from_file(path)
         if not os.environ.get("MOONCAKE_MASTER"):
             raise ConfigError(
                 "Neither the environment variable 'MOONCAKE_CONFIG_PATH' (a JSON file) nor 'MOONCAKE_MASTER' "
-                "(the master's host:port) is set."
+                "(the master's host:port) is set; set one of them."
             )
         given: dict[str, object] = dict(_ENVIRONMENT_DEFAULTS)
         given |= {name: os.environ[variable] for name, variable in _ENVIRONMENT.items() if os.environ.get(variable)}

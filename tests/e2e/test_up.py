@@ -63,6 +63,7 @@ def test_its_servers_die_with_it(up):
     pool = up()
     pool.end(signal.SIGKILL)
     wait_until(lambda: all(map(gone, pool.servers.values())), 5, "the end of both servers")
+    wait_until(lambda: not pool.config.parent.exists(), 5, "the end of its folder")
 
 
 def test_uses_the_ports_it_is_given(up):
@@ -82,6 +83,7 @@ def test_uses_the_ports_it_is_given(up):
         (("--size", "1MB"), "--size must be at least 16MB"),
         (("--size", "900TB"), "--size is 900TB, but this host has only"),
         (("--port", "70000"), "--port must be a port number"),
+        (("--port", "23456", "--metrics-port", "23456"), "--port and --metrics-port are both 23456"),
     ],
 )
 def test_wrong_settings_get_a_sentence(up, arguments, message):

@@ -167,10 +167,11 @@ value = b'L' * (40 << 20)
     assert survivor.get("huge") == b"H" * (30 * MIB)
 
 
-def test_reader_killed_leaves_nothing_behind(master, make_store, make_worker):
-    store = make_store()
+def test_reader_killed_leaves_nothing_behind(make_master, make_store, make_worker):
+    master = make_master("--default_kv_lease_ttl=1s")  # when the reader is killed before it has handed its lease back
+    store = make_store(at=master)
     store.put("k", b"v" * MIB)
-    reader = make_worker()
+    reader = make_worker(at=master)
     assert reader("result = len(store.get('k'))") == MIB
     time.sleep(0.1)  # its lease is handed back within 10 ms; one that was not ends with its time
     reader.kill()

@@ -79,7 +79,7 @@ def test_keywords_and_extra_arguments(master, fresh):
         ({2: 100}, -600, "global_segment_size"),
         ({4: "carrier-pigeon"}, -1, "protocol"),
         ({6: "127.0.0.1"}, -1, "host:port"),
-        ({6: "127.0.0.1:1"}, -1, "cannot be reached"),
+        ({6: "127.0.0.1:1"}, -1, "cannot be reached (Connection refused); start mooncake_master"),
         ({0: "127.0.0.1:5555", 6: "127.0.0.1:1"}, -600, "cannot be reached"),
     ],
 )

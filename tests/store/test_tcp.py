@@ -88,6 +88,7 @@ result = [store.put_from('bad', base, 1 << 20), store.is_exist('bad'), store.put
     wait_until(lambda: master.metric("master_allocated_bytes") <= 4096, 3)
 
 
+@pytest.mark.slow
 def test_peer_that_is_killed_or_stopped_costs_one_bounded_wait(make_store, make_worker):
     owner = make_worker(32 * MIB)
     owner("for i in range(8): store.put(f'k{i}', b'v' * 100000)")
@@ -195,6 +196,7 @@ def test_other_hosts(hosts, cleanup, make_worker, tmp_path):
     assert equal
 
 
+@pytest.mark.slow
 @pytest.mark.netns
 def test_a_host_that_is_cut_off(hosts, cleanup, make_worker, tmp_path):
     log = tmp_path / "master.log"

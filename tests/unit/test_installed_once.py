@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import mooncake
-from mooncake.installed_once import refuse_if_cpp_installed
+from mooncake.installed_once import _how_to_choose, refuse_if_cpp_installed
 
 
 def test_alone() -> None:
@@ -22,6 +22,26 @@ def test_beside_the_cpp_wheel(library: str, tmp_path: Path, monkeypatch: pytest.
     assert "\n" not in text
     for part in (library, "pip uninstall -y mooncake-transfer-engine", "pip uninstall -y mooncake-py", "--no-deps"):
         assert part in text
+
+
+@pytest.mark.parametrize(
+    ("origin", "source"),
+    [
+        ('{"dir_info": {}, "url": "file:///home/me/my%20clone"}', "'/home/me/my clone'"),
+        ('{"dir_info": {"editable": true}, "url": "file:///home/me/clone"}', "--editable /home/me/clone"),
+        ('{"archive_info": {}, "url": "https://example.org/mooncake_py.whl"}', "mooncake-py"),
+        (None, "mooncake-py"),
+    ],
+)
+def test_tells_where_to_install_from(origin: str | None, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package need not be on an index: the command must work with what the user has."""
+
+    class Installed:
+        def read_text(self, name: str) -> str | None:
+            return origin if name == "direct_url.json" else None
+
+    monkeypatch.setattr("importlib.metadata.distribution", lambda name: Installed())
+    assert f"--no-deps {source}`; to use the C++" in _how_to_choose("store.so")
 
 
 def test_other_libraries_do_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

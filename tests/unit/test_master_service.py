@@ -87,6 +87,28 @@ def test_hello_comes_first() -> None:
     run(test())
 
 
+@pytest.mark.parametrize(
+    "first",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        bytes([21, 0, 0, 0]) + struct.pack("<III", 0, 0x12345678, 4) + bytes(4),  # as the C++ store's client begins
+        struct.pack("<IHHI", 4, KINDS[Hello], 0, 1) + b"junk",
+    ],
+)
+def test_foreign_programs_are_hung_up_on(first: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """They would otherwise wait for an answer for as long as they please."""
+
+    async def test() -> None:
+        async with master() as service:
+            reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
+            writer.write(first)
+            await asyncio.wait_for(reader.read(), 2)
+            writer.close()
+
+    run(test())
+    assert caplog.records[-1].message.startswith("the connection from 127.0.0.1 is closed: ")
+
+
 def test_nonsense_does_no_harm() -> None:
     async def test() -> None:
         async with master() as service:

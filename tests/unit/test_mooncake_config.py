@@ -195,6 +195,10 @@ def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_mistakes_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"MOONCAKE_CONFIG_PATH.*MOONCAKE_MASTER"):
         MooncakeConfig.load_from_env()
+    monkeypatch.setenv("MOONCAKE_CONFIG_PATH", "/absent/pool.json")
+    with pytest.raises(ConfigError, match=r"MOONCAKE_CONFIG_PATH is /absent/pool\.json, which cannot be read"):
+        MooncakeConfig.load_from_env()
+    monkeypatch.delenv("MOONCAKE_CONFIG_PATH")
     monkeypatch.setenv("MOONCAKE_MASTER", "m:1")
     monkeypatch.setenv("MOONCAKE_GLOBAL_SEGMENT_SIZE", "lots")
     with pytest.raises(ConfigError, match=r"variable MOONCAKE_GLOBAL_SEGMENT_SIZE is wrong: expected a size.*lots"):

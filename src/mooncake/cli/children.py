@@ -87,16 +87,23 @@ class Child:
 
 
 class Children:
-    """Starts processes and, when left, stops them all in reverse order; usable once, by the main thread."""
+    """Starts processes and, when left, stops them all in reverse order; usable once, by the main thread.
 
-    def __init__(self) -> None:
+    `folder` is removed should the command be killed outright; otherwise it is the caller's.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
         self._children: list[Child] = []
+        self._folder = [] if folder is None else [folder]
         self._guard: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._guard = subprocess.Popen(
-            [sys.executable, "-I", "-S", _GUARD], stdin=subprocess.PIPE, text=True, start_new_session=True
+            [sys.executable, "-I", "-S", _GUARD, *self._folder],
+            stdin=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, _interrupt)
@@ -117,6 +124,7 @@ class Children:
                 child.wait(STOP_LIMIT)
             self._tell_guard(-child.pid)
         if self._guard:
+            self._tell_guard(0)
             self._guard.communicate()
         _end_orphans(0.0 if hurry.asked else ORPHAN_LIMIT)
 
@@ -186,7 +194,7 @@ class Children:
         self._tell_guard(-child.pid)
 
     def _tell_guard(self, group: int) -> None:
-        """Add a process group, or forget it (negative)."""
+        """Add a process group, forget it (negative), or say that everything was stopped (0)."""
         assert self._guard
         assert self._guard.stdin
         with contextlib.suppress(BrokenPipeError):

@@ -6,6 +6,7 @@ import secrets
 import signal
 import sys
 
+from mooncake.cli.arguments import Parser, whole
 from mooncake.config_text import parse_bool, parse_size
 from mooncake.errors import ConfigError
 from mooncake.installed_once import refuse_if_cpp_installed
@@ -27,35 +28,37 @@ def _bool(text: str) -> bool:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="mooncake_client",
-        description="Contribute memory to a KV-cache pool from a process of its own.",
-        allow_abbrev=False,
+    parser = Parser(
+        prog="mooncake_client", description="Contribute memory to a KV-cache pool from a process of its own."
     )
     add = parser.add_argument
     add("--host", default="0.0.0.0", help="name or address that other hosts reach this one by (default %(default)s)")
-    add("--port", type=int, default=50052, help="part of the segment's name (default %(default)s)")
+    add("--port", type=whole, default=50052, help="part of the segment's name (default %(default)s)")
     add("--metadata_server", default="P2PHANDSHAKE", help="P2PHANDSHAKE: no metadata service (default)")
     add("--master_server_address", default="127.0.0.1:50051", help="host:port of the master (default %(default)s)")
     add("--protocol", default="tcp", help="tcp, or rdma where present (default %(default)s)")
     add("--device_names", default="", help="RDMA devices; unused with tcp")
     add("--global_segment_size", type=_size, default="4 GB", help="memory to contribute (default %(default)s)")
     add("--local_buffer_size", type=_size, default="0", help="accepted; a segment server needs no buffer")
-    add("--threads", type=int, default=1, help="accepted; every tcp stream has a thread of its own")
+    add("--threads", type=whole, default=1, help="accepted; every tcp stream has a thread of its own")
     add("--tenant_id", default="default", help="accepted; tenants come with a later version")
     add("--enable_offload", type=_bool, nargs="?", const=True, default=False, help="not supported by this version")
     add(
         "--start_offload_rpc_server", type=_bool, nargs="?", const=True, default=True, help="accepted; nothing to serve"
     )
     add("--enable_http_server", type=_bool, nargs="?", const=True, default=False, help="serve /health and /metrics")
-    add("--http_port", type=int, default=9300, help="port of --enable_http_server (default %(default)s)")
+    add("--http_port", type=whole, default=9300, help="port of --enable_http_server (default %(default)s)")
     add("--version", action="version", version=f"mooncake_client version {__version__}")
     return parser
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The command; returns its exit status."""
-    refuse_if_cpp_installed()
+    try:
+        refuse_if_cpp_installed()
+    except ImportError as error:
+        print(f"mooncake_client: {error}", file=sys.stderr)
+        return 1
     options = _parser().parse_args(_gflags(sys.argv[1:] if arguments is None else arguments))
     logging.basicConfig(level=logging.INFO, format="%(levelname).1s %(asctime)s %(name)s: %(message)s")
     try:

@@ -1,16 +1,16 @@
 """The command `mooncake`."""
 
-import argparse
 import sys
 
 from mooncake.cli import up
+from mooncake.cli.arguments import Parser
 from mooncake.errors import MooncakeError
 from mooncake.version import __version__
 
 
 def main() -> int:
     """Returns the exit code."""
-    parser = argparse.ArgumentParser(prog="mooncake", description="A pool of KV-cache memory for inference engines.")
+    parser = Parser(prog="mooncake", description="A pool of KV-cache memory for inference engines.")
     parser.add_argument("--version", action="version", version=f"mooncake-py {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     up.add_parser(commands)

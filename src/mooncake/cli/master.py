@@ -46,6 +46,7 @@ def main() -> int:
         refuse_if_cpp_installed()
         command_line = parse_command_line(sys.argv[1:])
         if command_line.wants_help:
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help | head` is no error
             print(help_text())
             return 0
         if command_line.wants_version:

@@ -9,12 +9,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from mooncake.cli.arguments import whole
 from mooncake.cli.children import Children, Interrupted, own_command
 from mooncake.cli.engine_settings import pool_environment, transfer_config, write_pool_config
 from mooncake.cli.loopback import HOST, accepts, fetch, free_ports, is_free, metric
 from mooncake.config_text import parse_size
 from mooncake.errors import ConfigError
 from mooncake.installed_once import refuse_if_cpp_installed
+from mooncake.transfer.memory import available_memory
 
 DEFAULT_SIZE = "2GB"
 _START_LIMIT = 20.0  # seconds
@@ -33,8 +35,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--size", default=DEFAULT_SIZE, help="memory of the pool, such as 512MB or 1.5GB (default: %(default)s)"
     )
-    parser.add_argument("--port", type=int, default=0, help="the master's port (default: a free one)")
-    parser.add_argument("--metrics-port", type=int, default=0, help="its HTTP port (default: a free one)")
+    parser.add_argument("--port", type=whole, default=0, help="the master's port (default: a free one)")
+    parser.add_argument("--metrics-port", type=whole, default=0, help="its HTTP port (default: a free one)")
     parser.set_defaults(run=run)
 
 
@@ -44,9 +46,10 @@ def run(arguments: argparse.Namespace) -> int:
     size = _size(arguments.size)
     port = _port("--port", arguments.port)
     metrics_port = _port("--metrics-port", arguments.metrics_port)
+    if port == metrics_port:
+        raise ConfigError(f"--port and --metrics-port are both {port}; give one of them another port.")
     try:
-        with tempfile.TemporaryDirectory(prefix="mooncake-up-") as name, Children() as children:
-            folder = Path(name)
+        with tempfile.TemporaryDirectory(prefix="mooncake-up-") as name, Children(folder := Path(name)) as children:
             _start(children, folder, port, metrics_port, size)
             config = folder / "vllm.json"
             write_pool_config(config, port, segment_size=0)
@@ -111,17 +114,11 @@ def _size(text: str) -> int:
         raise ConfigError(f"--size: {error}.") from None
     if size < _MIN_SIZE:
         raise ConfigError(f"--size must be at least {_MIN_SIZE // _MIB}MB, but is {text}.")
-    if size > (available := _available_memory()):
-        raise ConfigError(f"--size is {text}, but this host has only {available // _MIB} MiB of memory left.")
+    if size > (available := available_memory()):
+        raise ConfigError(
+            f"--size is {text}, but this host has only {available // _MIB} MiB of memory left; give less."
+        )
     return size
-
-
-def _available_memory() -> int:
-    """Bytes that programs can still take without swapping."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) << 10
-    raise ConfigError("/proc/meminfo does not tell how much memory is left.")
 
 
 def _port(flag: str, port: int) -> int:

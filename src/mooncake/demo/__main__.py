@@ -15,6 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from mooncake.cli.arguments import Parser
 from mooncake.cli.children import Children, Interrupted
 from mooncake.cli.loopback import HOST
 from mooncake.demo.run import Demo, Outcome
@@ -61,7 +62,7 @@ def _farewell() -> Iterator[None]:
 
 
 def _parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="scripts/demo",
         description="Two vLLM instances share one KV-cache pool: what the first computed, the second need not.",
     )

@@ -207,6 +207,7 @@ class Session(asyncio.Protocol):
         self._unanswered: list[frame.Frame] = []
         self._last_exist: _LastExist | None = None
         self._overfull = False
+        self._silent = True  # nothing has come yet
         self._transport: asyncio.Transport | None = None
 
     @property
@@ -246,9 +247,12 @@ class Session(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
+            if self._silent:
+                self._silent = False
+                frame.check_first(data, _HELLO)
             frames = self._reader.feed(data)
         except frame.FramingError as error:
-            log.warning("connection closed: %s", error)
+            self._warn(error)
             self.abort()
             return
         if self._unanswered:
@@ -290,6 +294,10 @@ class Session(asyncio.Protocol):
             if not self._unanswered and not self._overfull:
                 self._transport.resume_reading()
 
+    def _warn(self, error: Exception) -> None:
+        peer = self._transport.get_extra_info("peername") if self._transport is not None else None
+        log.warning("the connection from %s is closed: %s", peer[0] if peer else "somebody", error)
+
     def abort(self) -> None:
         if self._transport is not None:
             self._transport.abort()
@@ -313,6 +321,11 @@ class Session(asyncio.Protocol):
             met = self.service.directory.puts.eager and must_wait_for(self, got.kind, message)
             reply: Reply = when_ended(self, got.kind, message, list(met)) if met else handler(self, message)
         except Exception as error:
+            if self.client is None and self._transport is not None:
+                self._warn(error)
+                self._transport.write(_refusal(got, error) or b"")
+                self._transport.close()
+                return None
             return _refusal(got, error)
         if reply is None:
             return None

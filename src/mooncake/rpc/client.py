@@ -46,8 +46,20 @@ def parse_address(address: str) -> tuple[str, int]:
     """("host", port) of "host:port" or "[v6]:port".  Raises ValueError with a sentence."""
     host, colon, port = address.strip().rpartition(":")
     if not colon or not port.isdigit() or not 0 < int(port) < 65536 or not host:
-        raise ValueError(f"{address[:200]!r} is not an address; expected host:port")
+        raise ValueError(
+            f"{address[:200]!r} is not an address; expected host:port with a port from 1 to 65535, "
+            "such as 127.0.0.1:50051"
+        )
     return host.strip("[]"), int(port)
+
+
+def unreachable(address: str, error: Exception) -> str:
+    """Why a master that was never reached cannot be, and what to do, for the user."""
+    reason = (error.strerror if isinstance(error, OSError) else "") or str(error)
+    return (
+        f"the master at {address} cannot be reached ({reason}); start mooncake_master there, or correct the address "
+        "(the port is its rpc_port, 50051 by default)"
+    )
 
 
 def set_time_limit(sock: socket.socket, seconds: float) -> None:
@@ -285,7 +297,7 @@ class Client:
             raise TimedOut(f"the master at {self.address} did not answer within {self._limit} s") from None
         except _BROKEN as error:
             self._mark_down()
-            raise Unavailable(f"the master at {self.address} cannot be reached: {error}") from None
+            raise Unavailable(unreachable(self.address, error)) from None
         return connection, generation
 
     def _repost(self, connection: Connection) -> None:

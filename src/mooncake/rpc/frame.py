@@ -19,6 +19,8 @@ REPLY = 1
 ONE_WAY = 2
 FAILED = 4
 
+_FOREIGN = "the other side does not speak mooncake-py's protocol"
+
 
 class Frame(NamedTuple):
     kind: int
@@ -33,6 +35,15 @@ class FramingError(Exception):
 
 def pack(kind: int, flags: int, request_id: int, body: bytes) -> bytes:
     return HEADER.pack(len(body), kind, flags, request_id) + body
+
+
+def check_first(data: bytes, kind: int) -> None:
+    """Raise FramingError unless a stream that begins with `data` may begin with a message of `kind`: a foreign
+    program's bytes would otherwise be waited on as the start of a long message."""
+    if len(data) >= HEADER_SIZE:
+        length, found, _, _ = HEADER.unpack_from(data)
+        if found != kind and len(data) < HEADER_SIZE + length:
+            raise FramingError(_FOREIGN)
 
 
 class FrameReader:
@@ -56,7 +67,7 @@ class FrameReader:
         while end - at >= HEADER_SIZE:
             length, kind, flags, request_id = HEADER.unpack_from(buffer, at)
             if length > MAX_BODY:
-                raise FramingError(f"a message of {length} bytes is announced; at most {MAX_BODY} are allowed")
+                raise FramingError(_FOREIGN)
             body_at = at + HEADER_SIZE
             if end - body_at < length:
                 break

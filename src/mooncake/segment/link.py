@@ -12,7 +12,7 @@ import msgspec
 
 from mooncake.errors import ErrorCode, StoreError
 from mooncake.rpc import frame
-from mooncake.rpc.client import Connection, connect, parse_address, set_time_limit
+from mooncake.rpc.client import Connection, connect, parse_address, set_time_limit, unreachable
 from mooncake.rpc.messages import (
     DECODERS,
     KINDS,
@@ -72,7 +72,7 @@ class MasterLink(threading.Thread):
                 self._serve(connection)
             except _LOST as error:
                 if first:
-                    self.refused = str(error)
+                    self.refused = str(error) if isinstance(error, StoreError) else unreachable(self._master, error)
                     self.ready.set()
                     return
                 if connection is not None:

@@ -100,7 +100,7 @@ class SegmentServer:
         self._link.start()
         self._link.ready.wait()
         if self._link.refused:
-            raise ConfigError(f"cannot mount segment {self.info.name}: {self._link.refused}")
+            raise ConfigError(f"segment {self.info.name} cannot be mounted: {self._link.refused}")
         threading.Thread(target=self._reserve, name="mooncake-reserve", daemon=True).start()
 
     def run(self) -> None:

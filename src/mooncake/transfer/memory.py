@@ -11,6 +11,7 @@ import fcntl
 import mmap
 import os
 
+from mooncake.errors import ConfigError
 from mooncake.transfer import table
 
 PAGE = mmap.PAGESIZE
@@ -49,14 +50,13 @@ class SegmentMemory:
 
     @classmethod
     def create(cls, segment: int, size: int) -> "SegmentMemory":
-        """New, zeroed, with a formatted table.  Raises OSError, also for more than the machine can give: memory
-        that is promised and not there would end with the kernel killing processes."""
+        """New, zeroed, with a formatted table.  Raises OSError, and ConfigError for more than the machine can give:
+        memory that is promised and not there would end with the kernel killing processes."""
         available = available_memory()
         if size > available:
-            raise OSError(
-                errno.ENOMEM,
-                f"a segment of {size} bytes is asked for but {available} bytes of memory are available; "
-                "give a smaller global_segment_size",
+            raise ConfigError(
+                f"a segment of {size >> 20} MiB is asked for, but this host has only {available >> 20} MiB of memory "
+                "left; give a smaller global_segment_size"
             )
         data_fd = _sealed(f"mooncake-segment-{segment:x}", _page_up(size))
         table_fd = _sealed(f"mooncake-table-{segment:x}", table.table_size(size))
