@@ -35,13 +35,13 @@ def config(**fields) -> ReplicateConfig:
     ids=["hard", "soft", "soft with ttl"],
 )
 def test_pins_outlive_the_master(make_master, make_store, pin):
-    master = make_master("--default_kv_lease_ttl=1", "--noallow_evict_soft_pinned_objects")
+    master = make_master("--default_kv_lease_ttl=300", "--noallow_evict_soft_pinned_objects")
     store = make_store(4 * MIB, at=master)
     assert store.put("pinned", b"p" * MIB, config(**pin)) == 0
     assert store.put("plain", b"q" * MIB) == 0
     restart(master)
     wait_until(lambda: store.is_exist("pinned") == 1, 5)
-    time.sleep(0.05)
+    time.sleep(0.35)
     for i in range(9):
         assert store.put(f"k{i}", b"v" * MIB) == 0
     assert store.get("pinned") == b"p" * MIB
@@ -110,11 +110,10 @@ def test_parts_of_a_lost_value_do_not_stay(make_master, make_store, make_worker,
     (server,) = children(other.pid)
     os.kill(server, signal.SIGKILL)
     restart(master)
-    wait_until(lambda: store.put("probe", b"v") == 0, 5)
+    wait_until(lambda: used(master) >= 4 * MIB, 5)  # 4 or 8, as chance will have it
     assert store.get("span") == b""
-    assert used(master) >= 4 * MIB
     if how == "removed":
-        assert store.remove_all(force=True) == 1
+        assert store.remove_all(force=True) == 0
         wait_until(lambda: used(master) == 0, 12)
     else:
         wait_until(lambda: store.put("large", b"l" * (7 * MIB)) == 0, 12)
