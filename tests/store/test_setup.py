@@ -110,17 +110,18 @@ def test_rdma_without_a_device_works_and_says_so(master, fresh, caplog):
 
 def test_names_and_ports(master, fresh, cleanup):
     assert fresh.get_hostname() == ""
-    assert fresh.setup("127.0.0.1:45678", "P2PHANDSHAKE", MIB, MIB, "tcp", "", master.address) == 0
-    assert fresh.get_hostname() == "127.0.0.1:45678"  # only a name: not bound
+    named = free_port()
+    assert fresh.setup(f"127.0.0.1:{named}", "P2PHANDSHAKE", MIB, MIB, "tcp", "", master.address) == 0
+    assert fresh.get_hostname() == f"127.0.0.1:{named}"  # only a name: not bound
     with socket.socket() as s:
-        s.bind(("127.0.0.1", 45678))
+        s.bind(("127.0.0.1", named))
     other = MooncakeDistributedStore()
     cleanup.callback(other.close)
     assert other.setup("127.0.0.1", "P2PHANDSHAKE", 0, MIB, "tcp", "", master.address) == 0
     host, port = other.get_hostname().split(":")
     assert host == "127.0.0.1"
     assert 12300 <= int(port) < 14300
-    assert master.get("/get_all_segments").split() == ["127.0.0.1:45678"]
+    assert master.get("/get_all_segments").split() == [f"127.0.0.1:{named}"]
 
 
 def test_setup_again(master, fresh):
