@@ -113,7 +113,7 @@ def say(address: Any, data: list[bytes], hello: bytes) -> None:
 
 
 @pytest.mark.parametrize("port", ["master", "segment of the master", "tcp", "unix"])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(1))
 def test_nonsense(make_master, make_store, make_worker, tmp_path, capfd, port, seed):
     log = tmp_path / "master.log"
     master = make_master("--default_kv_lease_ttl=500", log=log)
@@ -149,7 +149,7 @@ def test_nonsense(make_master, make_store, make_worker, tmp_path, capfd, port, s
     else:
         address, hello = "\0" + info.unix[1:], b""
         kinds = (m.Attach, m.Read, m.Write, m.Serve, m.Stop, m.Hello)
-    end = time.monotonic() + 1.5
+    end = time.monotonic() + 0.8
     while time.monotonic() < end:
         say(address, [nonsense(rng, known, kinds) for _ in range(rng.choice((1, 5, 30)))], hello)
     bystander.finish()

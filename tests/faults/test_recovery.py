@@ -8,7 +8,7 @@ import pytest
 
 from mooncake.store import ReplicateConfig, SoftPinAction
 from tests.faults.test_kills import pattern, used
-from tests.processes import children, wait_until
+from tests.processes import children, stop, wait_until
 
 MIB = 1 << 20
 
@@ -35,13 +35,13 @@ def config(**fields) -> ReplicateConfig:
     ids=["hard", "soft", "soft with ttl"],
 )
 def test_pins_outlive_the_master(make_master, make_store, pin):
-    master = make_master("--default_kv_lease_ttl=1", "--noallow_evict_soft_pinned_objects")
+    master = make_master("--default_kv_lease_ttl=100", "--noallow_evict_soft_pinned_objects")
     store = make_store(4 * MIB, at=master)
     assert store.put("pinned", b"p" * MIB, config(**pin)) == 0
     assert store.put("plain", b"q" * MIB) == 0
     restart(master)
     wait_until(lambda: store.is_exist("pinned") == 1, 5)
-    time.sleep(0.05)
+    time.sleep(0.2)
     for i in range(9):
         assert store.put(f"k{i}", b"v" * MIB) == 0
     assert store.get("pinned") == b"p" * MIB
@@ -50,7 +50,7 @@ def test_pins_outlive_the_master(make_master, make_store, pin):
 
 def test_a_soft_pin_ends_in_time_through_a_restart(make_master, make_store):
     """The time it had before counts."""
-    master = make_master("--default_kv_lease_ttl=1", "--noallow_evict_soft_pinned_objects")
+    master = make_master("--default_kv_lease_ttl=100", "--noallow_evict_soft_pinned_objects")
     store = make_store(4 * MIB, at=master)
     started = time.monotonic()
     options = config(soft_pin_action=SoftPinAction.ENABLE, soft_pin_ttl_ms=1500)
@@ -106,7 +106,8 @@ def test_parts_of_a_lost_value_do_not_stay(make_master, make_store, make_worker,
     master = make_master("--default_kv_lease_ttl=100")
     store = make_store(8 * MIB, at=master)
     other = make_worker(8 * MIB, at=master)
-    assert store.put("span", b"s" * (12 * MIB)) == 0
+    first = config(preferred_segments=[other("result = store.get_hostname()")])
+    assert store.put("span", b"s" * (12 * MIB), first) == 0
     (server,) = children(other.pid)
     os.kill(server, signal.SIGKILL)
     restart(master)
@@ -119,3 +120,30 @@ def test_parts_of_a_lost_value_do_not_stay(make_master, make_store, make_worker,
     else:
         wait_until(lambda: store.put("large", b"l" * (7 * MIB)) == 0, 12)
         assert store.get("large") == b"l" * (7 * MIB)
+
+
+def test_a_group_evicted_while_half_of_it_was_away_does_not_come_back_in_half(make_master, make_store, make_worker):
+    """Its other members lie in a segment that returns after the group was evicted."""
+    master = make_master("--default_kv_lease_ttl=100")
+    store = make_store(4 * MIB, at=master)
+    other = make_worker(4 * MIB, at=master)
+    (server,) = children(other.pid)
+    names = {store.get_hostname(): "a", other("result = store.get_hostname()"): "b"}
+    for name, tag in names.items():
+        keys = [f"{tag}{i}" for i in range(4)]
+        options = config(group_ids=["g"] * 4, preferred_segments=[name])
+        assert store.put_batch(keys, [b"g" * 100_000] * 4, options) == 0
+    assert other("result = store.put('lone', b'l' * 1000)") == 0
+    stop(server)
+    restart(master)
+    try:
+        wait_until(lambda: store.is_exist("a0") == 1, 5)
+        time.sleep(0.2)
+        for i in range(8):
+            assert store.put(f"k{i}", b"v" * MIB) == 0
+        assert store.batch_is_exist([f"a{i}" for i in range(4)]) == [0] * 4
+    finally:
+        os.kill(server, signal.SIGCONT)
+    wait_until(lambda: len(master.get("/get_all_segments").split()) == 2, 8)
+    time.sleep(0.2)
+    assert store.batch_is_exist([f"{tag}{i}" for tag in "ab" for i in range(4)]) == [0] * 8
