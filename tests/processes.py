@@ -49,6 +49,17 @@ def gone(pid: int) -> bool:
         return True
 
 
+def stop(pid: int) -> None:
+    """SIGSTOP, and wait until it has stopped: on a busy machine its threads run on for a while."""
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(
+        lambda: all(
+            task.read_text().rpartition(")")[2].split()[0] == "T" for task in Path(f"/proc/{pid}/task").glob("*/stat")
+        ),
+        what="the stop",
+    )
+
+
 class Master:
     """A `mooncake_master` on free loopback ports."""
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mooncake.store import ReplicateConfig
-from tests.processes import Master, children, wait_until
+from tests.processes import Master, children, stop, wait_until
 
 MIB = 1 << 20
 
@@ -95,7 +95,7 @@ def test_peer_that_is_killed_or_stopped_costs_one_bounded_wait(make_store, make_
     reader = make_worker(env=FORCED)
     assert reader("result = len(store.get('k0'))") == 100000
     (server,) = children(owner.pid)
-    os.kill(server, signal.SIGSTOP)
+    stop(server)
     try:
         start = time.monotonic()
         assert reader("result = [len(store.get(f'k{i}')) for i in range(3)]") == [0, 0, 0]

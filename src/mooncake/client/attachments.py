@@ -5,6 +5,7 @@ import logging
 import os
 import select
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -65,6 +66,8 @@ class Attachments:
         self._lock = threading.Lock()
         self._watch: _Watch | None = None
         self._closed = False
+        self._turns: dict[int, threading.Lock] = {}  # of segments that are being attached
+        self._refused: dict[int, float] = {}  # until when not to try again
         self.moved: dict[str, int] = {"local": 0, "shm": 0, "tcp": 0}  # bytes, by transport
 
     def add_own(self, info: SegmentInfo, transport: ShmTransport) -> None:
@@ -113,10 +116,13 @@ class Attachments:
             self.moved["local" if known.own else known.transport.name] += length
 
     def forget(self, segment: int) -> None:
-        """It could not be reached: ask again next time.  Never the own one."""
+        """A transfer failed: ask again next time.  Never the own one, nor one that is known to be out of reach now."""
         with self._lock:
             attachment = self._by_segment.get(segment)
             if attachment is None or attachment.own:
+                return
+            transport = attachment.transport
+            if isinstance(transport, TcpTransport) and transport.refusing:
                 return
             del self._by_segment[segment]
         attachment.drop()
@@ -133,33 +139,65 @@ class Attachments:
 
     def _attach(self, segment: int) -> Attachment:
         """A newly attached segment, entered."""
+        with self._lock:
+            turn = self._turns.setdefault(segment, threading.Lock())
+        with turn:  # who comes second finds what the first one found; other segments need not wait
+            with self._lock:
+                known = self._by_segment.get(segment)
+                if known is not None and known.enter():
+                    return known
+            if time.monotonic() < self._refused.get(segment, 0.0):
+                raise TransferError(f"segment {segment:#x} could not be reached a moment ago")
+            started = time.monotonic()
+            try:
+                info = self._mounted(segment)
+                attachment = Attachment(info, self._reach(info), own=False)
+            except TransferError:
+                self._refuse(segment, started)
+                raise
+            attachment.enter()
+            with self._lock:
+                self._turns.pop(segment, None)
+                if self._closed:
+                    attachment.drop()
+                    attachment.leave()
+                    raise TransferError("the store was closed")
+                self._by_segment[segment] = attachment
+                self._watch_over(segment, attachment.transport)
+        logger.info("segment %s is reached by %s", info.name, attachment.transport.name)
+        return attachment
+
+    def _mounted(self, segment: int) -> SegmentInfo:
         try:
             info = self.info(segment)
         except StoreError as error:
             raise TransferError(str(error)) from None
         if info is None:
             raise TransferError(f"segment {segment:#x} is not mounted any more ({ErrorCode.SEGMENT_NOT_FOUND.name})")
+        return info
+
+    def _reach(self, info: SegmentInfo) -> Transport:
+        transport: Transport | None = None if self._force_tcp else attach(info)
+        if transport is not None:
+            return transport
+        try:
+            return TcpTransport(info, self._hello, self._limit)
+        except ValueError as error:
+            raise TransferError(f"segment {info.name}: {error}") from None
+
+    def _refuse(self, segment: int, started: float) -> None:
+        """It could not be reached: for as long as finding that out took, calls fail at once."""
+        now = time.monotonic()
         with self._lock:
-            if self._closed:
-                raise TransferError("the store was closed")
-            known = self._by_segment.get(segment)
-            if known is not None and known.enter():
-                return known
-            transport: Transport | None = None if self._force_tcp else attach(info)
-            if transport is None:
-                try:
-                    transport = TcpTransport(info, self._hello, self._limit)
-                except ValueError as error:
-                    raise TransferError(f"segment {info.name}: {error}") from None
-            attachment = Attachment(info, transport, own=False)
-            attachment.enter()
-            self._by_segment[segment] = attachment
-            if isinstance(transport, ShmTransport) and transport.link is not None:
-                if self._watch is None:
-                    self._watch = _Watch(self.forget)
-                self._watch.add(transport.link.fileno(), segment)
-        logger.info("segment %s is reached by %s", info.name, transport.name)
-        return attachment
+            self._turns.pop(segment, None)
+            self._refused = {number: until for number, until in self._refused.items() if until > now}
+            self._refused[segment] = now + (now - started)
+
+    def _watch_over(self, segment: int, transport: Transport) -> None:
+        if isinstance(transport, ShmTransport) and transport.link is not None:
+            if self._watch is None:
+                self._watch = _Watch(self.forget)
+            self._watch.add(transport.link.fileno(), segment)
 
 
 class _Watch:

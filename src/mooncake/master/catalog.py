@@ -41,6 +41,7 @@ class Catalog:
         self.probes = ProbeLeases(ttl)
         self.reads = ReadLeases(ttl, pool.term << 20)
         self.soft_pinned = 0
+        self.newest_seq: Callable[[], int] = int  # of the directory
         self._idle = policy()
         self._soft = policy()  # soft-pinned units: a second pass, if at all
         self._pins: list[tuple[float, int, Object]] = []  # ends of soft pins
@@ -261,6 +262,8 @@ class Catalog:
                 if part.segment.suspect:  # evicting from it would bring nothing back
                     part.segment.parked.append(unit)
                     return 0
+        if isinstance(unit, Group):
+            self._tombstones.note_group(unit.name, self.newest_seq())
         size = freed = 0
         for obj in objects:
             size += obj.size

@@ -96,6 +96,7 @@ class Directory:
         self.granting = Granting(config, counters, self.pool, self.catalog, self.puts)
         self.recovery = Recovery(self.pool, self.catalog, self.granting, self.tombstones, clock, wall)
         self.granting.spare = self.recovery.spare
+        self.catalog.newest_seq = lambda: self.granting.last_seq
         self.clients = Clients(config.client_gone_s)
         self.background: deque[Iterator[None]] = deque()
         self._next_check = now

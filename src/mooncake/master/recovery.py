@@ -96,7 +96,7 @@ class Recovery:
             self._pool.kill_unread(part, seq, clean=False)
         elif record.state == REMOVED:
             self._pool.kill_after(part, seq, segment.old_until)
-        elif self._tombstones.kills(segment.number, slot, body.key, seq):
+        elif self._tombstones.kills(segment.number, slot, body.key, body.group, seq):
             self._pool.kill(part, seq, now, clean=True)
         else:
             self._adopt(part, record, now)

@@ -16,6 +16,7 @@ class Tombstones:
         self._window = window
         self._until = now + window
         self._seqs: dict[str, int] = {}
+        self._groups: dict[str, int] = {}
         self.floor = 0
         self.undelivered: dict[int, dict[int, int]] = {}  # segment → head slot → seq of kills it has not confirmed
 
@@ -31,14 +32,23 @@ class Tombstones:
             if len(self._seqs) > _MOST:
                 self.raise_floor(max(self._seqs.values()))
 
+    def note_group(self, name: str, seq: int) -> None:
+        """A group was evicted: its members' records up to `seq` are dead, wherever they are."""
+        if self._until and seq > self.floor:
+            self._groups[name] = seq
+            if len(self._groups) > _MOST:
+                self.raise_floor(seq)
+
     def raise_floor(self, seq: int) -> None:
         """Every record of a segment that is away now, up to `seq`, is dead."""
         self.floor = max(self.floor, seq)
         self._seqs.clear()
+        self._groups.clear()
 
     def outbid(self, seq: int) -> None:
         """A former master's numbers were higher than ours, up to `seq`: what died under us died after its records."""
         self._seqs = dict.fromkeys(self._seqs, seq)
+        self._groups = dict.fromkeys(self._groups, seq)
         if self.floor:
             self.floor = seq
 
@@ -49,8 +59,11 @@ class Tombstones:
             self.undelivered.clear()
             self.raise_floor(seq)
 
-    def kills(self, segment: int, slot: int, key: str, seq: int) -> bool:
+    def kills(self, segment: int, slot: int, key: str, group: str, seq: int) -> bool:
         """Whether this announced record is dead."""
         return (
-            seq <= self.floor or seq <= self._seqs.get(key, 0) or seq <= self.undelivered.get(segment, {}).get(slot, 0)
+            seq <= self.floor
+            or seq <= self._seqs.get(key, 0)
+            or (bool(group) and seq <= self._groups.get(group, 0))
+            or seq <= self.undelivered.get(segment, {}).get(slot, 0)
         )

@@ -6,10 +6,9 @@ Reads leave straight from the mapping; writes arrive straight in it.  One reques
 import contextlib
 import logging
 import socket
+import struct
 import threading
 import time
-
-import msgspec
 
 from mooncake.errors import ErrorCode
 from mooncake.rpc import frame
@@ -82,7 +81,13 @@ class Streams(threading.Thread):
                     failure = Failure(ErrorCode.INVALID_PARAMS, str(error))
                     _reply(stream, request_id, message, failure, frame.FAILED)
                     return
-        except (OSError, EOFError, frame.FramingError, msgspec.MsgspecError) as error:
+        except (
+            OSError,
+            EOFError,
+            frame.FramingError,
+            ValueError,
+            struct.error,
+        ) as error:  # (msgspec's are ValueErrors)
             if not isinstance(error, EOFError):
                 logger.debug("a tcp stream ended: %s", error)
         finally:
@@ -146,7 +151,7 @@ class Streams(threading.Thread):
                     records.set_state(slot, table.COMPLETE)
                 codes.append(0 if allowed else int(ErrorCode.INVALID_WRITE))
                 done += 1
-        except (OSError, EOFError, ValueError):
+        except (OSError, EOFError, ValueError, struct.error):
             for record in message.records[done : done + 1]:
                 records.abandon(record.slots[0], record.seq)
             raise

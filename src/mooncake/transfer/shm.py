@@ -118,7 +118,8 @@ class ShmTransport(Transport):
 
 
 def attach(info: SegmentInfo) -> ShmTransport | None:
-    """A mapping of the segment, or None where its server's unix socket cannot be reached: another host.
+    """A mapping of the segment, or None where its server's unix socket cannot be reached: another host.  Raises
+    TransferError if the server is there and silent.
 
     That the descriptors arrive, and that the table behind them names the segment, proves that it is this host.
     """
@@ -135,6 +136,9 @@ def attach(info: SegmentInfo) -> ShmTransport | None:
         assert isinstance(attached, Attached)
         memory = SegmentMemory(descriptors[0], descriptors[1], attached.size)
         memory.table.check(info.segment)
+    except BlockingIOError:  # its server is on this host, but stopped or stuck: no other way would lead there
+        link.close()
+        raise TransferError(f"the server of segment {info.name} does not answer") from None
     except (OSError, ValueError, TransferError, msgspec.MsgspecError, frame.FramingError):
         link.close()
         return None

@@ -27,7 +27,7 @@ from mooncake.transfer.stream import receive, send, tune
 
 STALL_LIMIT = 5.0  # seconds without a byte: the peer is given up
 CONNECT_LIMIT = 2.0
-REFUSE_FOR = 1.0  # after a failed connection, calls to that peer fail at once for so long
+REFUSE_FOR = 1.0  # after a failed connection, calls to that peer fail at once for so long (or as long as it took)
 STAGING = 4 << 20
 DIRECT = 512 << 10  # pieces of this size and more are not staged
 MAX_STREAMS = 8  # idle streams kept for a peer
@@ -61,12 +61,25 @@ class TcpTransport(Transport):
         if code:
             raise TransferError(f"{self._endpoint} does not serve that segment any more ({ErrorCode(code).name})")
 
+    @property
+    def refusing(self) -> bool:
+        """Whether the peer is known to be out of reach now."""
+        return time.monotonic() < self._refused_until
+
     def close(self) -> None:
         self._closed = True
+        self._drop_idle()
+
+    def _drop_idle(self) -> None:
         with self._lock:
             idle, self._idle = self._idle, []
         for stream in idle:
             stream.close()
+
+    def _refuse(self, seconds: float) -> None:
+        """Calls fail at once for so long; the idle streams would only stall as well."""
+        self._refused_until = time.monotonic() + seconds
+        self._drop_idle()
 
     # -- one exchange
 
@@ -106,6 +119,7 @@ class TcpTransport(Transport):
                 result = action(stream)
             except BlockingIOError:
                 stream.close()
+                self._refuse(REFUSE_FOR)
                 raise TransferError(f"{self._endpoint} has stalled for {STALL_LIMIT:.0f} s") from None
             except _BROKEN as error:
                 stream.close()
@@ -113,10 +127,7 @@ class TcpTransport(Transport):
                     raise TransferError("the memory given is not mapped, or not with the needed rights") from None
                 if fresh or time.monotonic() - started > STALL_LIMIT:
                     raise TransferError(f"the stream to {self._endpoint} broke: {error}") from None
-                with self._lock:
-                    idle, self._idle = self._idle, []
-                for other in idle:
-                    other.close()
+                self._drop_idle()
                 continue
             except BaseException:
                 stream.close()
@@ -135,14 +146,14 @@ class TcpTransport(Transport):
                 return self._idle.pop()
             if time.monotonic() < self._refused_until:
                 raise TransferError(f"{self._endpoint} could not be reached a moment ago")
+        started = time.monotonic()
         try:
             stream = Connection(connect(*self._address, CONNECT_LIMIT))
             tune(stream.sock)
             set_time_limit(stream.sock, CONNECT_LIMIT)
             stream.greet(self._hello)
         except (*_BROKEN, StoreError) as error:
-            with self._lock:
-                self._refused_until = time.monotonic() + REFUSE_FOR
+            self._refuse(max(REFUSE_FOR, time.monotonic() - started))
             raise TransferError(f"cannot reach {self._endpoint}: {error}") from None
         return stream
 
