@@ -11,6 +11,8 @@ from tests.faults.test_kills import used
 from tests.faults.test_recovery import config
 from tests.processes import wait_until
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 GRANULE = 256
 

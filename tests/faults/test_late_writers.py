@@ -11,6 +11,8 @@ from tests.faults.test_kills import used
 from tests.processes import wait_until
 from tests.wire import greeted
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 
 STOP_BEFORE_RECORD = """

@@ -10,6 +10,8 @@ import pytest
 from tests.faults.test_kills import timed
 from tests.processes import children, stop, wait_until
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 
 
