@@ -6,6 +6,7 @@
     │   ├── Unavailable     the master or a peer cannot be reached (-900)
     │   └── TimedOut        no answer within the limit (-901)
     └── TransferError       bytes could not be moved (-800)
+        └── TransferTimedOut    not within the time limit
 
 The drop-in surface (`mooncake.store`) turns every one of them into a code; nothing else crosses it.
 """
@@ -86,3 +87,7 @@ class TransferError(StoreError):
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorCode.TRANSFER_FAIL, message)
+
+
+class TransferTimedOut(TransferError):
+    """Bytes were not moved within the time limit."""

@@ -117,7 +117,7 @@ def test_idle_streams_whose_peer_closed_them_are_replaced(make_store, make_worke
     worker("""
 import socket
 for attachment in store._client.attachments._by_segment.values():
-    for stream in attachment.transport._idle:
+    for stream in attachment.transport._streams._idle:
         stream.sock.shutdown(socket.SHUT_RDWR)
 """)
     assert worker("result = [len(store.get('k')), store.put('k2', b'w')]") == [1000, 0]

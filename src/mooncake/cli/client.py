@@ -84,10 +84,11 @@ def _spelled(argument: str, known: set[str]) -> str:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from mooncake.client.session import ClientConfig, listen_address
+    from mooncake.client.session import ClientConfig
     from mooncake.rpc.messages import Serve
     from mooncake.segment.server import SegmentServer
     from mooncake.transfer.host import host_id
+    from mooncake.transfer.listening import listen_address
 
     config = ClientConfig(
         local_hostname=f"{options.host}:{options.port}",

@@ -17,6 +17,7 @@ from mooncake.errors import ConfigError
 from mooncake.rpc.client import Client, parse_address
 from mooncake.rpc.messages import PROTOCOL, Codes, Hello, Ping, Serve
 from mooncake.transfer.host import host_id
+from mooncake.transfer.listening import join_host, listen_address, split_host
 from mooncake.version import __version__
 
 logger = logging.getLogger("mooncake.client")
@@ -96,13 +97,13 @@ class Session:
     def __init__(self, config: ClientConfig) -> None:
         config.check()
         self.config = config
-        host, explicit = _split(config.local_hostname)
+        host, explicit = split_host(config.local_hostname)
         self._name_socket: socket.socket | None = None
         self.rpc: Client | None = None
         self.server: PrivateServer | None = None
         try:
             port = explicit or self._reserve_port()
-            self.name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            self.name = join_host(host, port)
             self.client_id = f"{secrets.randbits(64)}-{secrets.randbits(64)}"
             self.hello = Hello(PROTOCOL, __version__, "client", self.client_id, host_id())
             self.rpc = Client(config.master, self.hello, config.control_limit)
@@ -159,35 +160,3 @@ class Session:
             protocol="tcp",
             socket_dir=config.socket_dir,
         )
-
-
-def listen_address(host: str) -> str:
-    """Where to listen so that `host` reaches us: that address if it is one of this machine's, else all of them.
-
-    Raises ConfigError if it does not resolve.
-    """
-    try:
-        infos = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise ConfigError(
-            f"local_hostname {host!r} does not resolve ({error}); give a name or address that other hosts reach"
-        ) from None
-    family, kind, _, _, address = infos[0]
-    with socket.socket(family, kind) as probe:
-        try:
-            probe.bind((address[0], 0))
-        except OSError:
-            return "::" if family == socket.AF_INET6 else "0.0.0.0"
-    return str(address[0])
-
-
-def _split(local_hostname: str) -> tuple[str, int]:
-    """(host, port or 0) of "host", "host:port", "[v6]" or "[v6]:port"."""
-    text = local_hostname.strip()
-    if text.startswith("["):
-        host, _, rest = text[1:].partition("]")
-        return host, int(rest[1:]) if rest[1:].isdigit() else 0
-    host, colon, port = text.rpartition(":")
-    if colon and port.isdigit() and ":" not in host:
-        return host, int(port)
-    return text, 0

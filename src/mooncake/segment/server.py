@@ -7,7 +7,6 @@ resident ahead of use.  It imports neither numpy nor the command-line libraries,
 import contextlib
 import logging
 import os
-import random
 import selectors
 import socket
 import stat
@@ -36,6 +35,7 @@ from mooncake.segment.link import MasterLink
 from mooncake.segment.owner import Owner
 from mooncake.segment.streams import Streams
 from mooncake.segment.writers import Writer, Writers
+from mooncake.transfer.listening import join_host, listen_tcp
 from mooncake.transfer.memory import SegmentMemory
 from mooncake.transfer.table import table_size
 
@@ -62,15 +62,14 @@ class SegmentServer:
             self.engine_writer = self._writers.add_pidfd(engine_pidfd).number
             self._watch(engine_pidfd, self.stop)
         self._watch(self._wake_read, lambda: None)
-        listener = _listen_tcp(config.listen, config.min_port, config.max_port)
+        listener = listen_tcp(config.listen, config.min_port, config.max_port)
         self._unix, name = _listen_unix(config.socket_dir, config.segment)
         self._unix_path = "" if name.startswith("@") else name
-        host = f"[{config.announce}]" if ":" in config.announce else config.announce
         self.info = SegmentInfo(
             segment=config.segment,
             name=config.name,
             size=config.size,
-            tcp=f"{host}:{listener.getsockname()[1]}",
+            tcp=join_host(config.announce, listener.getsockname()[1]),
             unix=name,
             host=config.host,
             client=config.client,
@@ -260,26 +259,6 @@ def _out_of_descriptors(error: OSError) -> None:
     """A connection could not be taken; it stays in the queue, so do not ask again at once."""
     logger.warning("cannot take a connection now: %s", error)
     time.sleep(0.1)
-
-
-def _listen_tcp(host: str, low: int, high: int) -> socket.socket:
-    """A listening socket on a free port of [low, high).  Raises OSError with a sentence."""
-    family, _, _, _, address = socket.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    ports = list(range(low, high))
-    random.shuffle(ports)
-    for port in ports[:200]:
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((address[0], port, *address[2:]))
-            listener.listen(128)
-        except OSError as error:
-            listener.close()
-            if error.errno == 98:  # in use: try another
-                continue
-            raise OSError(error.errno, f"cannot listen on {host}:{port} ({error.strerror})") from None
-        return listener
-    raise OSError(f"no free port between {low} and {high} on {host}")
 
 
 def _listen_unix(directory: str, segment: int) -> tuple[socket.socket, str]:

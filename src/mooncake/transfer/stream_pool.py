@@ -1,0 +1,189 @@
+"""Pooled tcp streams to one peer: borrowed for one exchange, looked at before they are used again, replaced once."""
+
+import errno
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from mooncake.errors import StoreError, TransferError
+from mooncake.rpc import frame
+from mooncake.rpc.client import Connection, connect, parse_address, set_time_limit
+from mooncake.rpc.messages import DECODERS, KINDS, Codes, Failure, Hello, Message
+from mooncake.rpc.messages import encode as encode_message
+from mooncake.transfer.stream import receive, tune
+
+STALL_LIMIT = 5.0  # seconds without a byte: the peer is given up
+CONNECT_LIMIT = 2.0
+REFUSE_FOR = 1.0  # after a failed connection, calls to that peer fail at once for so long
+MAX_STREAMS = 16  # open to one peer; further callers wait for one
+BROKEN = (OSError, EOFError, frame.FramingError, msgspec.MsgspecError)
+_Result = TypeVar("_Result")
+
+
+class StreamPool:
+    """All streams of this process to `endpoint` ("host:port").
+
+    `one_life`: the peer's Welcome.term names the process, and what was begun with one must not be repeated with the
+    one that took its place.  `term` is that of the peer that last greeted us.
+    """
+
+    def __init__(self, endpoint: str, hello: Hello, limit: float, one_life: bool = False) -> None:
+        self._one_life = one_life
+        self._endpoint = endpoint
+        self._address = parse_address(endpoint)
+        self._hello = hello
+        self._limit = limit
+        self._idle: list[Connection] = []
+        self._open = 0
+        self._free = threading.Condition()
+        self._refused_until = 0.0
+        self._closed = False
+        self.term = 0
+
+    def exchange(self, action: Callable[[Connection], _Result]) -> _Result:
+        """Run one request on a stream; a stream that breaks is replaced once."""
+        started = time.monotonic()
+        former: int | None = None
+        while True:
+            stream = self._borrow(former is not None)
+            try:
+                if self._one_life and former is not None and stream.term != former:
+                    raise TransferError(f"{self._endpoint} was restarted in the middle of a transfer")
+                set_time_limit(stream.sock, min(STALL_LIMIT, self._limit))
+                result = action(stream)
+            except BlockingIOError:
+                self._discard(stream)
+                raise TransferError(f"{self._endpoint} has stalled for {STALL_LIMIT:.0f} s") from None
+            except BROKEN as error:
+                self._discard(stream)
+                if isinstance(error, OSError) and error.errno == errno.EFAULT:
+                    raise TransferError("the memory given is not mapped, or not with the needed rights") from None
+                if former is not None or time.monotonic() - started > STALL_LIMIT:
+                    raise TransferError(f"the stream to {self._endpoint} broke: {error}") from None
+                former = stream.term
+                self.drop_idle()
+                continue
+            except BaseException:
+                self._discard(stream)
+                raise
+            self._give_back(stream)
+            return result
+
+    def greet(self) -> None:
+        """Make a new stream, keep it.  Raises TransferError whose cause is the OSError or StoreError."""
+        self._give_back(self._borrow(True))
+
+    @property
+    def unused(self) -> bool:
+        """Whether nothing is open, and no failure need be remembered any more."""
+        return self._open == 0 and time.monotonic() >= self._refused_until
+
+    def drop_idle(self) -> None:
+        with self._free:
+            idle, self._idle = self._idle, []
+        for stream in idle:
+            self._discard(stream)
+
+    def close(self) -> None:
+        self._closed = True
+        self.drop_idle()
+
+    # -- streams
+
+    def _borrow(self, fresh: bool) -> Connection:
+        give_up = time.monotonic() + self._limit
+        while True:
+            with self._free:
+                while not self._idle and self._open >= MAX_STREAMS:
+                    if not self._free.wait(give_up - time.monotonic()):
+                        raise TransferError(f"all {MAX_STREAMS} streams to {self._endpoint} are in use")
+                if not self._idle or fresh:
+                    if time.monotonic() < self._refused_until:
+                        raise TransferError(f"{self._endpoint} could not be reached a moment ago")
+                    self._open += 1
+                    break
+                stream = self._idle.pop()
+            if _is_quiet(stream):
+                return stream
+            self._discard(stream)
+        try:
+            return self._connect()
+        except BaseException:
+            self._closed_one()
+            raise
+
+    def _connect(self) -> Connection:
+        try:
+            stream = Connection(connect(*self._address, CONNECT_LIMIT))
+        except OSError as error:
+            self._refuse()
+            raise TransferError(f"cannot reach {self._endpoint}: {error}") from error
+        try:
+            tune(stream.sock)
+            set_time_limit(stream.sock, CONNECT_LIMIT)
+            self.term = stream.greet(self._hello).term
+        except (*BROKEN, StoreError) as error:
+            stream.close()
+            self._refuse()
+            raise TransferError(f"cannot reach {self._endpoint}: {error}") from error
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+
+    def _refuse(self) -> None:
+        self._refused_until = time.monotonic() + REFUSE_FOR
+
+    def _give_back(self, stream: Connection) -> None:
+        with self._free:
+            if not self._closed and len(self._idle) < MAX_STREAMS:
+                self._idle.append(stream)
+                self._free.notify()
+                return
+        self._discard(stream)
+
+    def _discard(self, stream: Connection) -> None:
+        stream.close()
+        self._closed_one()
+
+    def _closed_one(self) -> None:
+        with self._free:
+            self._open -= 1
+            self._free.notify()
+
+
+def _is_quiet(stream: Connection) -> bool:
+    """Whether an idle stream can be used: nothing has come, not even its end."""
+    try:
+        stream.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def send_message(sock: socket.socket, message: Message) -> None:
+    sock.sendall(frame.pack(KINDS[type(message)], frame.REQUEST, 0, encode_message(message)))
+
+
+def receive_codes(sock: socket.socket) -> Codes:
+    """The reply to a Read or Write; bytes may follow it.  Raises TransferError with the peer's words if it refused."""
+    header = bytearray(frame.HEADER_SIZE)
+    receive(sock, memoryview(header))
+    length, _, flags, _ = frame.HEADER.unpack(header)
+    if length > frame.MAX_BODY:
+        raise frame.FramingError(f"a reply of {length} bytes")
+    body = bytearray(length)
+    receive(sock, memoryview(body))
+    if flags & frame.FAILED:
+        failure = DECODERS[KINDS[Failure]].decode(body)
+        assert isinstance(failure, Failure)
+        raise TransferError(failure.text)
+    codes = DECODERS[KINDS[Codes]].decode(body)
+    assert isinstance(codes, Codes)
+    return codes
