@@ -10,6 +10,7 @@ by a random 63-bit integer that its server chose, valid under every master.  A *
     segment → master     Hello, Mount, Announce, Heartbeat, Unmount, Killed
     master → segment     Kill
     client → segment     Attach (unix socket, answered with descriptors), Read, Write (tcp)
+    engine → engine      Hello, Ping, EngineOpen, EngineRead, EngineWrite, EngineNotify
 
 Life of a put: PutStart → the writer writes each part's table record as WRITING, checks that the segment's term is
 still the grant's, copies, marks the records COMPLETE → PutEnd.  Life of a freed extent: the master drops the
@@ -365,6 +366,59 @@ class Write(Message):
     records: list[WriteRecord]
 
 
+# ---------------------------------------------------------------- transfer engine ↔ transfer engine
+
+
+class EngineOpen(Message):
+    """Who asks, for copies that bypass the asked process: `namespace` says of which host and pid namespace `pid` is,
+    `start` tells it from an earlier process of that number.  pid 0: only asks."""
+
+    pid: int
+    start: int
+    namespace: str
+
+
+class EngineOpened(Message):
+    """`first_buffer`: address of the first registered region, 0 none.  The rest is about the region table (see
+    transfer.region_table): its descriptor and address in process `pid`, and the asker's slot in it (-1: none)."""
+
+    first_buffer: int
+    pid: int
+    start: int
+    namespace: str
+    table_fd: int = -1
+    table_address: int = 0
+    slot: int = -1
+    token: int = 0
+
+
+class EngineRead(Message):
+    """Addresses and lengths (arrays of i64) of the peer's registered memory.  The reply, Codes, is followed by their
+    bytes if it is [0]."""
+
+    addresses: bytes
+    lengths: bytes
+
+
+class EngineWrite(Message):
+    """As EngineRead; the bytes follow, and are answered with Codes.  More than EAGER_SIZE bytes only follow once a
+    first Codes([0]) has come."""
+
+    addresses: bytes
+    lengths: bytes
+
+
+EAGER_SIZE = 256 << 10
+
+
+class EngineNotify(Message):
+    """A notification; `number` is random, so that one sent twice is told apart from two."""
+
+    number: int
+    name: str
+    text: str
+
+
 KINDS: dict[type[Message], int] = {
     message: number  # type: ignore[misc]  # mypy sees only the metaclass of the tuple's items
     for number, message in enumerate(
@@ -375,6 +429,7 @@ KINDS: dict[type[Message], int] = {
             Remove, RemoveRegex, RemoveAll,
             SegmentQuery, SegmentList, Mount, Mounted, Announce, Heartbeat, Unmount, Kill, Killed,
             Attach, Attached, Read, Write, Serve, Serving, Stop,
+            EngineOpen, EngineOpened, EngineRead, EngineWrite, EngineNotify,
         ),
         start=1,
     )
@@ -384,6 +439,7 @@ REPLY_OF: dict[type[Message], type[Message]] = {
     PutStart: PutStarted, PutEnd: Codes, Remove: Codes, RemoveRegex: Count, RemoveAll: Count,
     SegmentQuery: SegmentList, Mount: Mounted, Announce: Codes, Heartbeat: Codes, Unmount: Codes,
     Attach: Attached, Read: Codes, Write: Codes, Serve: Serving, Stop: Codes,
+    EngineOpen: EngineOpened, EngineRead: Codes, EngineWrite: Codes, EngineNotify: Codes,
 }  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

@@ -11,3 +11,12 @@ def host_id() -> str:
     with contextlib.suppress(OSError):
         return f"{boot}/{os.readlink('/proc/self/ns/net')}"
     return boot
+
+
+def pid_namespace() -> str:
+    """The same text where the same pids mean the same processes: boot id and pid namespace."""
+    with open("/proc/sys/kernel/random/boot_id") as f:
+        boot = f.read().strip()
+    with contextlib.suppress(OSError):
+        return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+    return boot

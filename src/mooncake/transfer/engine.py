@@ -1,0 +1,215 @@
+"""One process's transfer engine: what it has registered, who may ask for it, and the peers it moves bytes from and to.
+
+Regions    registered memory, and when it may be used again
+Endpoint   our port and its threads
+Peer       another engine: reached by cma (same host), else by tcp
+"""
+
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mooncake.errors import MooncakeError, StoreError, TransferError, TransferTimedOut
+from mooncake.rpc.messages import PROTOCOL, EngineNotify, Hello
+from mooncake.transfer import cma
+from mooncake.transfer.endpoint import Endpoint
+from mooncake.transfer.host import host_id
+from mooncake.transfer.listening import join_host, listen_address, listen_tcp
+from mooncake.transfer.peer import Peer
+from mooncake.transfer.pieces import Pieces, are_sound, pieces_of
+from mooncake.transfer.regions import Regions
+from mooncake.transfer.submissions import FAILED, TIMED_OUT, Submissions
+from mooncake.version import __version__
+
+logger = logging.getLogger("mooncake.engine")
+
+KNOWN_PEERS = 64  # beyond that, peers that are gone are forgotten
+PROBE_OK, PROBE_DNS, PROBE_REFUSED = 0, -101, -102
+_engines: "weakref.WeakSet[Engine]" = weakref.WeakSet()
+
+
+@dataclass
+class EngineSettings:
+    """`limit`: seconds a transfer may take, besides 1 ns a byte.  Ports: where to look for a free one."""
+
+    host: str
+    limit: float = 30.0
+    min_port: int = 15000
+    max_port: int = 17000
+    bind_address: str = ""
+    force_tcp: bool = False
+
+
+class Engine:
+    """Thread-safe.  Dead after a fork: `pid` says whose it is."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        """Listen and serve.  Raises OSError or ConfigError with a sentence."""
+        self.pid = os.getpid()
+        self._settings = settings
+        address = settings.bind_address or listen_address(settings.host)
+        listener = listen_tcp(address, settings.min_port, settings.max_port + 1)
+        self.port: int = listener.getsockname()[1]
+        self.session = join_host(settings.host, self.port)
+        self.regions = Regions()
+        instance = secrets.randbits(62) + 1
+        self._endpoint = Endpoint(listener, self.regions, instance, settings.limit)
+        self._hello = Hello(PROTOCOL, __version__, "engine", self.session, host_id())
+        self._peers: dict[str, Peer] = {}
+        self._lock = threading.Lock()
+        self._submissions = Submissions()
+        self._moved = {"cma": 0, "tcp": 0}
+        cma.allow()
+        _engines.add(self)
+        self._endpoint.start()
+
+    # -- transfers
+
+    def move(
+        self,
+        target: str,
+        write: bool,
+        buffers: Sequence[int],
+        addresses: Sequence[int],
+        lengths: Sequence[int],
+        notify: tuple[str, str] | None = None,
+    ) -> None:
+        """Write `buffers` of ours to `addresses` of the target's, or read them from there; then notify it.
+
+        Returns when all is done.  Raises TransferError if not all is.
+        """
+        local, remote = _vectors(buffers, addresses, lengths)
+        self._move(target, write, local, remote, self._deadline(local))
+        if notify is not None:
+            self._peer(target).notify(*notify)
+
+    def submit(
+        self, target: str, write: bool, buffers: Sequence[int], addresses: Sequence[int], lengths: Sequence[int]
+    ) -> int:
+        """Begin `move` in the background; the batch's number.  Raises TransferError if it cannot even begin."""
+        local, remote = _vectors(buffers, addresses, lengths)
+        deadline = self._deadline(local)
+        if len(local.lengths):
+            self._peer(target).open()
+
+        def run() -> int:
+            try:
+                self._move(target, write, local, remote, deadline)
+            except StoreError as error:
+                logger.warning("a transfer from or to %s failed: %s", target, error)
+                return TIMED_OUT if isinstance(error, TransferTimedOut) else FAILED
+            return 0
+
+        return self._submissions.submit(run)
+
+    def _move(self, target: str, write: bool, local: Pieces, remote: Pieces, deadline: float) -> None:
+        if not len(local.lengths):
+            return
+        trusted = len(local.lengths) > 1 and self.regions.covers(local, not write)
+        transport = self._peer(target).move(write, local, remote, trusted, deadline)
+        with self._lock:
+            self._moved[transport] += local.total
+
+    def _deadline(self, pieces: Pieces) -> float:
+        return time.monotonic() + self._settings.limit + pieces.total * 1e-9
+
+    def status(self, number: int) -> int:
+        return self._submissions.status(number)
+
+    def wait(self, numbers: Sequence[int]) -> int:
+        """0 once all batches have succeeded; -1 if one did not, or is not known.  Their limits run from `submit`."""
+        return self._submissions.wait(numbers)
+
+    def notifications(self) -> list[EngineNotify]:
+        return self._endpoint.notifications()
+
+    def first_buffer(self, target: str) -> int:
+        """Raises TransferError."""
+        return self._peer(target).first_buffer()
+
+    def probe(self, target: str) -> int:
+        """PROBE_OK if the target answers, else why not."""
+        try:
+            self._peer(target).probe()
+        except TransferError as error:
+            return PROBE_DNS if isinstance(error.__cause__, socket.gaierror) else PROBE_REFUSED
+        return PROBE_OK
+
+    @property
+    def stats(self) -> dict[str, int]:
+        """Bytes that our calls moved, by transport, and how many peers did not permit cma."""
+        with self._lock:
+            refused = sum(peer.refused for peer in self._peers.values())
+            return {**self._moved, "cma_refused": refused}
+
+    # -- the end
+
+    def close(self) -> None:
+        """Our session is gone; what has been registered will not be touched any more."""
+        if self.pid != os.getpid():
+            return
+        _engines.discard(self)
+        self._submissions.close()
+        self._endpoint.close()
+        self.regions.close()
+        with self._lock:
+            peers, self._peers = list(self._peers.values()), {}
+        for peer in peers:
+            peer.close()
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the port and the streams, which are the parent's."""
+        with contextlib.suppress(OSError, MooncakeError):
+            self._endpoint.abandon()
+
+    # -- peers
+
+    def _peer(self, target: str) -> Peer:
+        """Raises TransferError if `target` is no session name."""
+        peer = self._peers.get(target)
+        if peer is not None:
+            return peer
+        try:
+            made = Peer(target, self._hello, self._settings.limit, self._settings.force_tcp, self._endpoint.watch)
+        except ValueError as error:
+            raise TransferError(f"the peer's name: {error}") from None
+        with self._lock:
+            if len(self._peers) >= KNOWN_PEERS:
+                for name in [name for name, known in self._peers.items() if known.unused]:
+                    self._peers.pop(name).close()
+            return self._peers.setdefault(target, made)
+
+
+def _vectors(buffers: Sequence[int], addresses: Sequence[int], lengths: Sequence[int]) -> tuple[Pieces, Pieces]:
+    """Raises TransferError for lists that do not match or name no memory.  Pieces of no bytes are left out."""
+    if not len(buffers) == len(addresses) == len(lengths):
+        raise TransferError(
+            f"{len(buffers)} buffers, {len(addresses)} peer addresses and {len(lengths)} lengths differ"
+        )
+    try:
+        local, remote = pieces_of(buffers, lengths), pieces_of(addresses, lengths)
+    except OverflowError:
+        raise TransferError("an address or a length has more than 63 bits") from None
+    if len(local.lengths) and not local.lengths.all():
+        filled = local.lengths != 0
+        local = Pieces(local.addresses[filled], local.lengths[filled])
+        remote = Pieces(remote.addresses[filled], remote.lengths[filled])
+    if not (are_sound(local) and are_sound(remote)):
+        raise TransferError("an address is null or a length is negative")
+    return local, remote
+
+
+def _abandon_all() -> None:
+    for engine in list(_engines):
+        engine.abandon()
+    _engines.clear()
+
+
+os.register_at_fork(after_in_child=_abandon_all)

@@ -1,0 +1,172 @@
+"""Another engine, by its session name: how it is reached, and moving bytes and words to it."""
+
+import logging
+import os
+import secrets
+import threading
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+from mooncake.errors import StoreError, TransferError
+from mooncake.rpc.client import Connection
+from mooncake.rpc.messages import (
+    EAGER_SIZE,
+    EngineNotify,
+    EngineOpen,
+    EngineOpened,
+    EngineRead,
+    EngineWrite,
+    Hello,
+)
+from mooncake.transfer.cma import CmaLink, CmaRefusedError, NotBegunError, start_of
+from mooncake.transfer.host import pid_namespace
+from mooncake.transfer.pieces import Pieces
+from mooncake.transfer.staging import receive_pieces, send_pieces
+from mooncake.transfer.stream_pool import StreamPool, receive_codes, send_message
+
+logger = logging.getLogger("mooncake.engine")
+
+_Result = TypeVar("_Result")
+
+
+class Peer:
+    """One session.  Its process may be restarted: then it is opened again."""
+
+    def __init__(
+        self,
+        session: str,
+        hello: Hello,
+        limit: float,
+        force_tcp: bool,
+        watch: Callable[[int, Callable[[], None]], None],
+    ) -> None:
+        """Connects to nothing yet.  Raises ValueError if `session` is no address."""
+        self._session = session
+        self._force_tcp = force_tcp
+        self._watch = watch
+        self._streams = StreamPool(session, hello, limit, one_life=True)
+        self._link: CmaLink | None = None
+        self._without_link = 0  # the peer's life that has to be reached by tcp
+        self._opening = threading.Lock()
+        self.refused = 0  # how often this host did not permit cma
+
+    def open(self) -> CmaLink | None:
+        """The link to its process; None where tcp must do.  Raises TransferError if it cannot be reached."""
+        link = self._link
+        if link is not None and link.alive():
+            return link
+        if self._without_link and self._without_link == self._streams.term:
+            return None
+        with self._opening:
+            if self._link is not None and self._link.alive():
+                return self._link
+            self._drop_link()
+            return self._open()
+
+    def move(self, write: bool, local: Pieces, remote: Pieces, trusted: bool, deadline: float) -> str:
+        """Copy `local` to `remote` or back; the transport that did it.  Raises TransferError."""
+        link = self.open()
+        if link is not None:
+            try:
+                link.move(write, local, remote, deadline)
+            except NotBegunError:  # it has just been closed or taken back: ask who is there now
+                link = self.open()
+                if link is not None:
+                    link.move(write, local, remote, deadline)
+        if link is not None:
+            return "cma"
+        move = self._write if write else self._read
+        code = self._streams.exchange(lambda stream: move(stream, local, remote, trusted, deadline))
+        if code:
+            raise TransferError(f"a range is not inside one registered region of {self._session}")
+        return "tcp"
+
+    def notify(self, name: str, text: str) -> None:
+        """Deliver a notification.  Raises TransferError."""
+        message = EngineNotify(secrets.randbits(62), name, text)
+        self._call(lambda stream: _checked(stream, message))
+
+    def first_buffer(self) -> int:
+        """Address of its first registered region, 0 none.  Raises TransferError."""
+        return cast(EngineOpened, self._call(lambda stream: stream.call(EngineOpen(0, 0, "")))).first_buffer
+
+    def probe(self) -> None:
+        """Raise TransferError unless it answers a new stream's greeting."""
+        self._streams.greet()
+
+    @property
+    def unused(self) -> bool:
+        link = self._link
+        return self._streams.unused and (link is None or not link.alive())
+
+    def close(self) -> None:
+        with self._opening:
+            self._drop_link()
+        self._streams.close()
+
+    # -- opening
+
+    def _open(self) -> CmaLink | None:
+        if self._force_tcp:
+            self._call(lambda stream: None)
+            self._without_link = self._streams.term
+            return None
+        namespace = pid_namespace()
+        asked = EngineOpen(os.getpid(), start_of(os.getpid()), namespace)
+        opened = cast(EngineOpened, self._call(lambda stream: stream.call(asked)))
+        if opened.slot >= 0 and opened.namespace == namespace:
+            try:
+                link = self._link = CmaLink(opened)
+            except CmaRefusedError as error:
+                self.refused += 1
+                logger.warning(
+                    "copying straight from and to %s is not permitted here, tcp is used: %s", self._session, error
+                )
+            else:
+                self._watch(link.pidfd, self._drop_link)
+                logger.info("%s is reached by cma", self._session)
+                return link
+        else:
+            logger.info("%s is reached by tcp", self._session)
+        self._without_link = self._streams.term
+        return None
+
+    def _drop_link(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()
+            self._streams.drop_idle()
+
+    # -- one exchange
+
+    def _call(self, action: Callable[[Connection], _Result]) -> _Result:
+        try:
+            return self._streams.exchange(action)
+        except TransferError:
+            raise
+        except StoreError as error:
+            raise TransferError(str(error)) from None
+
+    def _write(self, stream: Connection, local: Pieces, remote: Pieces, trusted: bool, deadline: float) -> int:
+        sock = stream.sock
+        send_message(sock, EngineWrite(remote.addresses.tobytes(), remote.lengths.tobytes()))
+        if local.total > EAGER_SIZE:
+            code = receive_codes(sock).codes[0]
+            if code:
+                return code
+        send_pieces(sock, local, trusted, deadline)
+        return receive_codes(sock).codes[0]
+
+    def _read(self, stream: Connection, local: Pieces, remote: Pieces, trusted: bool, deadline: float) -> int:
+        sock = stream.sock
+        send_message(sock, EngineRead(remote.addresses.tobytes(), remote.lengths.tobytes()))
+        code = receive_codes(sock).codes[0]
+        if not code:
+            receive_pieces(sock, local, trusted, deadline)
+        return code
+
+
+def _checked(stream: Connection, message: EngineNotify) -> None:
+    send_message(stream.sock, message)
+    if receive_codes(stream.sock).codes[0]:
+        raise TransferError("the peer has too many notifications that nobody has taken")
