@@ -1,0 +1,51 @@
+"""What `initialize` is told, and what the environment adds."""
+
+import os
+from typing import TYPE_CHECKING
+
+from mooncake.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mooncake.transfer.engine import EngineSettings
+
+SHORTEST_LIMIT = 5  # seconds
+_TRUE = ("1", "true", "on", "yes")
+
+
+def read_settings(local_hostname: str, metadata_server: str, protocol: str) -> "EngineSettings":
+    """Raises ConfigError with one sentence for what cannot work."""
+    from mooncake.transfer.engine import EngineSettings
+    from mooncake.transfer.listening import split_host
+
+    host, _ = split_host(local_hostname)  # a port in it is ignored: the engine chooses one
+    if not host:
+        raise ConfigError("local_hostname is empty; give the host name or address that other hosts reach this one by")
+    if metadata_server.upper() != "P2PHANDSHAKE":
+        raise ConfigError(
+            f"metadata server {metadata_server!r} is not supported by this version; use 'P2PHANDSHAKE', "
+            "which needs no metadata service"
+        )
+    if protocol.lower() == "xgmi":
+        raise ConfigError("protocol 'xgmi' is not supported; use 'tcp'")
+    low = _number("MC_MIN_RPC_PORT", _number("MC_MIN_PRC_PORT", 15000))
+    high = _number("MC_MAX_RPC_PORT", 17000)
+    if not 0 < low <= high < 65536:
+        raise ConfigError(f"MC_MIN_RPC_PORT..MC_MAX_RPC_PORT is {low}..{high}; expected ports, the lower one first")
+    return EngineSettings(
+        host=host,
+        limit=float(max(SHORTEST_LIMIT, _number("MC_TRANSFER_TIMEOUT", 30))),
+        min_port=low,
+        max_port=high,
+        bind_address=os.environ.get("MC_TCP_BIND_ADDRESS", ""),
+        force_tcp=os.environ.get("MC_FORCE_TCP", "").lower() in _TRUE,
+    )
+
+
+def _number(name: str, default: int) -> int:
+    text = os.environ.get(name, "")
+    if not text:
+        return default
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"environment variable {name} is {text!r}; expected a whole number") from None
