@@ -386,9 +386,13 @@ class TransferEngine:
             )
         return engine
 
+    def _leave(self) -> None:
+        with self._lock:
+            engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
+
     def __del__(self) -> None:
-        if sys.is_finalizing():
-            return
-        with contextlib.suppress(Exception):
-            if self._engine is not None:
-                self._engine.close()
+        if not sys.is_finalizing():
+            with contextlib.suppress(Exception):
+                self._leave()

@@ -18,7 +18,8 @@ from mooncake.transfer.stream import receive, tune
 
 STALL_LIMIT = 5.0  # seconds without a byte: the peer is given up
 CONNECT_LIMIT = 2.0
-REFUSE_FOR = 1.0  # after a failed connection, calls to that peer fail at once for so long
+REFUSE_FOR = 1.0  # after a connection failed slowly, calls to that peer fail at once for so long
+SLOW = 0.1  # a port that refuses does so at once, and may be open again at once
 MAX_STREAMS = 16  # open to one peer; further callers wait for one
 BROKEN = (OSError, EOFError, frame.FramingError, msgspec.MsgspecError)
 _Result = TypeVar("_Result")
@@ -117,10 +118,11 @@ class StreamPool:
             raise
 
     def _connect(self) -> Connection:
+        started = time.monotonic()
         try:
             stream = Connection(connect(*self._address, CONNECT_LIMIT))
         except OSError as error:
-            self._refuse()
+            self._refuse(started)
             raise TransferError(f"cannot reach {self._endpoint}: {error}") from error
         try:
             tune(stream.sock)
@@ -128,15 +130,17 @@ class StreamPool:
             self.term = stream.greet(self._hello).term
         except (*BROKEN, StoreError) as error:
             stream.close()
-            self._refuse()
+            self._refuse(started)
             raise TransferError(f"cannot reach {self._endpoint}: {error}") from error
         except BaseException:
             stream.close()
             raise
         return stream
 
-    def _refuse(self) -> None:
-        self._refused_until = time.monotonic() + REFUSE_FOR
+    def _refuse(self, started: float) -> None:
+        now = time.monotonic()
+        if now - started > SLOW:
+            self._refused_until = now + REFUSE_FOR
 
     def _give_back(self, stream: Connection) -> None:
         with self._free:
