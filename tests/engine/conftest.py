@@ -1,6 +1,7 @@
 """Fixtures: engines of this process and of worker processes, each with registered memory; by cma and by forced tcp."""
 
 import mmap
+import select
 import threading
 import time
 
@@ -51,6 +52,9 @@ class Target(Worker):
     def byte(self, offset: int) -> int:
         return self("result = int(memory[offset])", offset=offset)
 
+    def has_answered(self) -> bool:
+        return bool(select.select([self._in], [], [], 0)[0])
+
 
 @pytest.fixture(params=["cma", "tcp"])
 def transport(request, monkeypatch):
@@ -66,6 +70,7 @@ def transport(request, monkeypatch):
 def make_side(cleanup):
     """Engines of this process; nothing of them may be left."""
     made = []
+    before = _threads()
 
     def make(size: int = 8 * MIB) -> Side:
         made.append(Side(size))
@@ -75,7 +80,7 @@ def make_side(cleanup):
     for side in made:
         side.engine._leave()
     end = time.monotonic() + 3
-    while any(thread.name.startswith("mooncake-engine") for thread in threading.enumerate()):
+    while _threads() - before:
         assert time.monotonic() < end, "threads of an engine are left"
         time.sleep(0.01)
 
@@ -88,6 +93,10 @@ def make_target(cleanup):
         return target
 
     return make
+
+
+def _threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("mooncake-engine")}
 
 
 def timed(call, *args):

@@ -1,6 +1,7 @@
 """The table of results of spec 2, call by call, within one process (its own session is a peer like any other)."""
 
 import ctypes
+import itertools
 import json
 import mmap
 import subprocess
@@ -327,7 +328,7 @@ def test_managed_buffers(make_side):
     addresses = [engine.allocate_managed_buffer(size) for size in sizes]
     assert all(addresses)
     spans = sorted(zip(addresses, sizes, strict=True))
-    assert all(a + size <= b for (a, size), (b, _) in zip(spans, spans[1:], strict=False))
+    assert all(a + size <= b for (a, size), (b, _) in itertools.pairwise(spans))
     own = f"{HOST}:{engine.get_rpc_port()}"
     for address, size in zip(addresses, sizes, strict=True):
         assert engine.write_bytes_to_buffer(address, b"x" * min(size, 5), min(size, 5)) == 0

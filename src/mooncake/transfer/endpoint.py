@@ -44,8 +44,7 @@ from mooncake.transfer.host import pid_namespace
 from mooncake.transfer.pieces import Pieces
 from mooncake.transfer.regions import Regions
 from mooncake.transfer.staging import receive_pieces, send_pieces
-from mooncake.transfer.stream import receive, tune
-from mooncake.transfer.stream_pool import STALL_LIMIT
+from mooncake.transfer.stream import TICK, receive, tune
 from mooncake.version import __version__
 
 logger = logging.getLogger("mooncake.engine")
@@ -182,7 +181,7 @@ class Endpoint:
             stream.setblocking(True)
             with contextlib.suppress(OSError):  # the peer is gone already: the first read says so
                 tune(stream)
-            set_time_limit(stream, STALL_LIMIT)
+            set_time_limit(stream, TICK)
             with self._lock:
                 if self._closed or len(self._streams) >= MAX_STREAMS:
                     stream.close()

@@ -5,9 +5,9 @@ import os
 import secrets
 import threading
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import cast
 
-from mooncake.errors import StoreError, TransferError
+from mooncake.errors import TransferError
 from mooncake.rpc.client import Connection
 from mooncake.rpc.messages import (
     EAGER_SIZE,
@@ -22,11 +22,9 @@ from mooncake.transfer.cma import CmaLink, CmaRefusedError, NotBegunError, start
 from mooncake.transfer.host import pid_namespace
 from mooncake.transfer.pieces import Pieces
 from mooncake.transfer.staging import receive_pieces, send_pieces
-from mooncake.transfer.stream_pool import StreamPool, receive_codes, send_message
+from mooncake.transfer.stream_pool import StreamPool, receive_codes, receive_reply, send_message
 
 logger = logging.getLogger("mooncake.engine")
-
-_Result = TypeVar("_Result")
 
 
 class Peer:
@@ -84,11 +82,17 @@ class Peer:
     def notify(self, name: str, text: str) -> None:
         """Deliver a notification.  Raises TransferError."""
         message = EngineNotify(secrets.randbits(62), name, text)
-        self._call(lambda stream: _checked(stream, message))
+
+        def notify(stream: Connection) -> int:
+            send_message(stream.sock, message)
+            return receive_codes(stream.sock).codes[0]
+
+        if self._streams.exchange(notify):
+            raise TransferError("the peer has too many notifications that nobody has taken")
 
     def first_buffer(self) -> int:
         """Address of its first registered region, 0 none.  Raises TransferError."""
-        return cast(EngineOpened, self._call(lambda stream: stream.call(EngineOpen(0, 0, "")))).first_buffer
+        return self._ask(EngineOpen(0, 0, "")).first_buffer
 
     def probe(self) -> None:
         """Raise TransferError unless it answers a new stream's greeting."""
@@ -108,12 +112,11 @@ class Peer:
 
     def _open(self) -> CmaLink | None:
         if self._force_tcp:
-            self._call(lambda stream: None)
+            self._streams.exchange(lambda stream: None)
             self._without_link = self._streams.term
             return None
         namespace = pid_namespace()
-        asked = EngineOpen(os.getpid(), start_of(os.getpid()), namespace)
-        opened = cast(EngineOpened, self._call(lambda stream: stream.call(asked)))
+        opened = self._ask(EngineOpen(os.getpid(), start_of(os.getpid()), namespace))
         if opened.slot >= 0 and opened.namespace == namespace:
             try:
                 link = self._link = CmaLink(opened)
@@ -139,13 +142,12 @@ class Peer:
 
     # -- one exchange
 
-    def _call(self, action: Callable[[Connection], _Result]) -> _Result:
-        try:
-            return self._streams.exchange(action)
-        except TransferError:
-            raise
-        except StoreError as error:
-            raise TransferError(str(error)) from None
+    def _ask(self, message: EngineOpen) -> EngineOpened:
+        def ask(stream: Connection) -> EngineOpened:
+            send_message(stream.sock, message)
+            return cast(EngineOpened, receive_reply(stream.sock))
+
+        return self._streams.exchange(ask)
 
     def _write(self, stream: Connection, local: Pieces, remote: Pieces, trusted: bool, deadline: float) -> int:
         sock = stream.sock
@@ -164,9 +166,3 @@ class Peer:
         if not code:
             receive_pieces(sock, local, trusted, deadline)
         return code
-
-
-def _checked(stream: Connection, message: EngineNotify) -> None:
-    send_message(stream.sock, message)
-    if receive_codes(stream.sock).codes[0]:
-        raise TransferError("the peer has too many notifications that nobody has taken")

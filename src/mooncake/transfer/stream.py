@@ -5,6 +5,8 @@ import socket
 
 SEND_STEP = 512 << 10  # bytes a call: larger ones let the sender run out of the receiver's cache [measured]
 RECEIVE_STEP = 8 << 20
+TICK = 1.0  # seconds: the time limit of a system call, so that silence is noticed to the second
+STALL_LIMIT = 5.0  # seconds without a byte: the peer is given up
 
 
 def tune(sock: socket.socket) -> None:
@@ -23,16 +25,30 @@ def tune(sock: socket.socket) -> None:
 
 
 def send(sock: socket.socket, memory: memoryview) -> None:
-    """All of `memory`.  Raises OSError."""
-    for at in range(0, len(memory), SEND_STEP):
-        sock.sendall(memory[at : at + SEND_STEP])
+    """All of `memory`.  Raises OSError (BlockingIOError: no byte has gone for STALL_LIMIT, if TICK is its limit)."""
+    at, end, silent = 0, len(memory), 0.0
+    while at < end:
+        try:
+            at += sock.send(memory[at : at + SEND_STEP])
+            silent = 0.0
+        except BlockingIOError:
+            silent += TICK
+            if silent >= STALL_LIMIT:
+                raise
 
 
 def receive(sock: socket.socket, target: memoryview) -> None:
-    """Fill `target`.  Raises EOFError when the peer is gone, OSError."""
-    at, end = 0, len(target)
+    """Fill `target`.  Raises EOFError when the peer is gone, OSError (BlockingIOError as in `send`)."""
+    at, end, silent = 0, len(target), 0.0
     while at < end:
-        got = sock.recv_into(target[at : at + RECEIVE_STEP], 0, socket.MSG_WAITALL)
+        try:
+            got = sock.recv_into(target[at : at + RECEIVE_STEP], 0, socket.MSG_WAITALL)
+        except BlockingIOError:
+            silent += TICK
+            if silent >= STALL_LIMIT:
+                raise
+            continue
         if not got:
             raise EOFError("the peer closed the stream")
         at += got
+        silent = 0.0

@@ -5,24 +5,24 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import msgspec
 
 from mooncake.errors import StoreError, TransferError
 from mooncake.rpc import frame
 from mooncake.rpc.client import Connection, connect, parse_address, set_time_limit
-from mooncake.rpc.messages import DECODERS, KINDS, Codes, Failure, Hello, Message
+from mooncake.rpc.messages import DECODERS, KINDS, REPLY_OF, Codes, Failure, Hello, Message
 from mooncake.rpc.messages import encode as encode_message
-from mooncake.transfer.stream import receive, tune
+from mooncake.transfer.stream import STALL_LIMIT, TICK, receive, send, tune
 
-STALL_LIMIT = 5.0  # seconds without a byte: the peer is given up
 CONNECT_LIMIT = 2.0
 REFUSE_FOR = 1.0  # after a connection failed slowly, calls to that peer fail at once for so long
 SLOW = 0.1  # a port that refuses does so at once, and may be open again at once
 MAX_STREAMS = 16  # open to one peer; further callers wait for one
 BROKEN = (OSError, EOFError, frame.FramingError, msgspec.MsgspecError)
 _Result = TypeVar("_Result")
+_REPLY_OF_KIND = {KINDS[request]: reply for request, reply in REPLY_OF.items()}
 
 
 class StreamPool:
@@ -54,7 +54,6 @@ class StreamPool:
             try:
                 if self._one_life and former is not None and stream.term != former:
                     raise TransferError(f"{self._endpoint} was restarted in the middle of a transfer")
-                set_time_limit(stream.sock, min(STALL_LIMIT, self._limit))
                 result = action(stream)
             except BlockingIOError:
                 self._discard(stream)
@@ -128,6 +127,7 @@ class StreamPool:
             tune(stream.sock)
             set_time_limit(stream.sock, CONNECT_LIMIT)
             self.term = stream.greet(self._hello).term
+            set_time_limit(stream.sock, TICK)
         except (*BROKEN, StoreError) as error:
             stream.close()
             self._refuse(started)
@@ -172,14 +172,19 @@ def _is_quiet(stream: Connection) -> bool:
 
 
 def send_message(sock: socket.socket, message: Message) -> None:
-    sock.sendall(frame.pack(KINDS[type(message)], frame.REQUEST, 0, encode_message(message)))
+    send(sock, memoryview(frame.pack(KINDS[type(message)], frame.REQUEST, 0, encode_message(message))))
 
 
 def receive_codes(sock: socket.socket) -> Codes:
-    """The reply to a Read or Write; bytes may follow it.  Raises TransferError with the peer's words if it refused."""
+    """As `receive_reply`, of a reply that is Codes."""
+    return cast(Codes, receive_reply(sock))
+
+
+def receive_reply(sock: socket.socket) -> Message:
+    """One reply and no byte more: data may follow it.  Raises TransferError with the peer's words if it refused."""
     header = bytearray(frame.HEADER_SIZE)
     receive(sock, memoryview(header))
-    length, _, flags, _ = frame.HEADER.unpack(header)
+    length, kind, flags, _ = frame.HEADER.unpack(header)
     if length > frame.MAX_BODY:
         raise frame.FramingError(f"a reply of {length} bytes")
     body = bytearray(length)
@@ -188,6 +193,7 @@ def receive_codes(sock: socket.socket) -> Codes:
         failure = DECODERS[KINDS[Failure]].decode(body)
         assert isinstance(failure, Failure)
         raise TransferError(failure.text)
-    codes = DECODERS[KINDS[Codes]].decode(body)
-    assert isinstance(codes, Codes)
-    return codes
+    reply = _REPLY_OF_KIND.get(kind)
+    if reply is None:
+        raise frame.FramingError(f"a reply of kind {kind}")
+    return DECODERS[KINDS[reply]].decode(body)
