@@ -108,7 +108,8 @@ class CmaLink:
                     self._leave(epoch)
                     epoch = -1
                     epoch = self._enter_again(remote)
-                self._look(deadline)
+                if done:
+                    self._look(deadline)
                 first, begun, stop, over = 0, 0, count, 0
                 if done or count > MAX_PIECES or total > STEP:
                     first = int(np.searchsorted(ends, done, side="right"))
@@ -239,7 +240,9 @@ def _joined(local: Pieces, remote: Pieces) -> tuple[Pieces, Pieces]:
 
 def _vector(pieces: Pieces) -> Any:
     """As an array of struct iovec."""
-    return np.stack(pieces, axis=1)
+    vector = np.empty((len(pieces.lengths), 2), np.int64)
+    vector[:, 0], vector[:, 1] = pieces
+    return vector
 
 
 def _failure(pid: int, reason: int) -> TransferError:

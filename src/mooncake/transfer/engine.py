@@ -16,6 +16,8 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from mooncake.errors import MooncakeError, StoreError, TransferError, TransferTimedOut
 from mooncake.rpc.messages import PROTOCOL, EngineNotify, Hello
 from mooncake.transfer import cma
@@ -23,7 +25,7 @@ from mooncake.transfer.endpoint import Endpoint
 from mooncake.transfer.host import host_id
 from mooncake.transfer.listening import join_host, listen_address, listen_tcp
 from mooncake.transfer.peer import Peer
-from mooncake.transfer.pieces import Pieces, are_sound, pieces_of
+from mooncake.transfer.pieces import Pieces
 from mooncake.transfer.regions import Regions
 from mooncake.transfer.submissions import FAILED, TIMED_OUT, Submissions
 from mooncake.version import __version__
@@ -112,8 +114,7 @@ class Engine:
     def _move(self, target: str, write: bool, local: Pieces, remote: Pieces, deadline: float) -> None:
         if not len(local.lengths):
             return
-        trusted = len(local.lengths) > 1 and self.regions.covers(local, not write)
-        transport = self._peer(target).move(write, local, remote, trusted, deadline)
+        transport = self._peer(target).move(write, local, remote, deadline)
         with self._lock:
             self._moved[transport] += local.total
 
@@ -177,7 +178,14 @@ class Engine:
         if peer is not None:
             return peer
         try:
-            made = Peer(target, self._hello, self._settings.limit, self._settings.force_tcp, self._endpoint.watch)
+            made = Peer(
+                target,
+                self._hello,
+                self._settings.limit,
+                self._settings.force_tcp,
+                self.regions.covers,
+                self._endpoint.watch,
+            )
         except ValueError as error:
             raise TransferError(f"the peer's name: {error}") from None
         with self._lock:
@@ -193,15 +201,18 @@ def _vectors(buffers: Sequence[int], addresses: Sequence[int], lengths: Sequence
         raise TransferError(
             f"{len(buffers)} buffers, {len(addresses)} peer addresses and {len(lengths)} lengths differ"
         )
-    try:
-        local, remote = pieces_of(buffers, lengths), pieces_of(addresses, lengths)
+    count = len(lengths)
+    try:  # fromiter takes lists of Python's integers faster than array does
+        sizes = np.fromiter(lengths, np.int64, count)
+        local = Pieces(np.fromiter(buffers, np.int64, count), sizes)
+        remote = Pieces(np.fromiter(addresses, np.int64, count), sizes)
     except OverflowError:
         raise TransferError("an address or a length has more than 63 bits") from None
-    if len(local.lengths) and not local.lengths.all():
-        filled = local.lengths != 0
+    if not sizes.all():
+        filled = sizes != 0
         local = Pieces(local.addresses[filled], local.lengths[filled])
         remote = Pieces(remote.addresses[filled], remote.lengths[filled])
-    if not (are_sound(local) and are_sound(remote)):
+    if len(local.lengths) and (local.lengths.min() < 0 or min(local.addresses.min(), remote.addresses.min()) <= 0):
         raise TransferError("an address is null or a length is negative")
     return local, remote
 

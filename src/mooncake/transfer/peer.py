@@ -36,11 +36,14 @@ class Peer:
         hello: Hello,
         limit: float,
         force_tcp: bool,
+        is_mapped: Callable[[Pieces, bool], bool],
         watch: Callable[[int, Callable[[], None]], None],
     ) -> None:
-        """Connects to nothing yet.  Raises ValueError if `session` is no address."""
+        """Connects to nothing yet.  `is_mapped` says of our pieces whether they are known to be memory (writable if
+        True), `watch` runs something when a pidfd's process ends.  Raises ValueError if `session` is no address."""
         self._session = session
         self._force_tcp = force_tcp
+        self._is_mapped = is_mapped
         self._watch = watch
         self._streams = StreamPool(session, hello, limit, one_life=True)
         self._link: CmaLink | None = None
@@ -61,7 +64,7 @@ class Peer:
             self._drop_link()
             return self._open()
 
-    def move(self, write: bool, local: Pieces, remote: Pieces, trusted: bool, deadline: float) -> str:
+    def move(self, write: bool, local: Pieces, remote: Pieces, deadline: float) -> str:
         """Copy `local` to `remote` or back; the transport that did it.  Raises TransferError."""
         link = self.open()
         if link is not None:
@@ -73,6 +76,7 @@ class Peer:
                     link.move(write, local, remote, deadline)
         if link is not None:
             return "cma"
+        trusted = len(local.lengths) > 1 and self._is_mapped(local, not write)
         move = self._write if write else self._read
         code = self._streams.exchange(lambda stream: move(stream, local, remote, trusted, deadline))
         if code:
@@ -151,8 +155,9 @@ class Peer:
 
     def _write(self, stream: Connection, local: Pieces, remote: Pieces, trusted: bool, deadline: float) -> int:
         sock = stream.sock
-        send_message(sock, EngineWrite(remote.addresses.tobytes(), remote.lengths.tobytes()))
-        if local.total > EAGER_SIZE:
+        asks = local.total > EAGER_SIZE
+        send_message(sock, EngineWrite(remote.addresses.tobytes(), remote.lengths.tobytes()), more=not asks)
+        if asks:
             code = receive_codes(sock).codes[0]
             if code:
                 return code

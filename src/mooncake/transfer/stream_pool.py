@@ -14,7 +14,7 @@ from mooncake.rpc import frame
 from mooncake.rpc.client import Connection, connect, parse_address, set_time_limit
 from mooncake.rpc.messages import DECODERS, KINDS, REPLY_OF, Codes, Failure, Hello, Message
 from mooncake.rpc.messages import encode as encode_message
-from mooncake.transfer.stream import STALL_LIMIT, TICK, receive, send, tune
+from mooncake.transfer.stream import SEND_STEP, STALL_LIMIT, TICK, receive, send, tune
 
 CONNECT_LIMIT = 2.0
 REFUSE_FOR = 1.0  # after a connection failed slowly, calls to that peer fail at once for so long
@@ -171,8 +171,12 @@ def _is_quiet(stream: Connection) -> bool:
     return False
 
 
-def send_message(sock: socket.socket, message: Message) -> None:
-    send(sock, memoryview(frame.pack(KINDS[type(message)], frame.REQUEST, 0, encode_message(message))))
+def send_message(sock: socket.socket, message: Message, more: bool = False) -> None:
+    """A request; `more`: its bytes follow at once."""
+    data = memoryview(frame.pack(KINDS[type(message)], frame.REQUEST, 0, encode_message(message)))
+    if more and len(data) < SEND_STEP:
+        data = data[sock.send(data, socket.MSG_MORE) :]
+    send(sock, data)
 
 
 def receive_codes(sock: socket.socket) -> Codes:
