@@ -22,6 +22,11 @@ def test_python_examples(up, name):
         subprocess.run([sys.executable, "-c", program], timeout=30, check=True)
 
 
+def test_engine_example():
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/engine.md").read_text(), re.DOTALL)
+    subprocess.run([sys.executable, "-c", example], timeout=30, check=True)
+
+
 def test_links_lead_somewhere():
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):

@@ -7,24 +7,10 @@ import signal
 import sys
 
 from mooncake.cli.arguments import Parser, whole
-from mooncake.config_text import parse_bool, parse_size
+from mooncake.cli.gflags import size, spelled, truth
 from mooncake.errors import ConfigError
 from mooncake.installed_once import refuse_if_cpp_installed
 from mooncake.version import __version__
-
-
-def _size(text: str) -> int:
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _bool(text: str) -> bool:
-    try:
-        return parse_bool(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -38,15 +24,15 @@ def _parser() -> argparse.ArgumentParser:
     add("--master_server_address", default="127.0.0.1:50051", help="host:port of the master (default %(default)s)")
     add("--protocol", default="tcp", help="tcp, or rdma where present (default %(default)s)")
     add("--device_names", default="", help="RDMA devices; unused with tcp")
-    add("--global_segment_size", type=_size, default="4 GB", help="memory to contribute (default %(default)s)")
-    add("--local_buffer_size", type=_size, default="0", help="accepted; a segment server needs no buffer")
+    add("--global_segment_size", type=size, default="4 GB", help="memory to contribute (default %(default)s)")
+    add("--local_buffer_size", type=size, default="0", help="accepted; a segment server needs no buffer")
     add("--threads", type=whole, default=1, help="accepted; every tcp stream has a thread of its own")
     add("--tenant_id", default="default", help="accepted; tenants come with a later version")
-    add("--enable_offload", type=_bool, nargs="?", const=True, default=False, help="not supported by this version")
+    add("--enable_offload", type=truth, nargs="?", const=True, default=False, help="not supported by this version")
     add(
-        "--start_offload_rpc_server", type=_bool, nargs="?", const=True, default=True, help="accepted; nothing to serve"
+        "--start_offload_rpc_server", type=truth, nargs="?", const=True, default=True, help="accepted; nothing to serve"
     )
-    add("--enable_http_server", type=_bool, nargs="?", const=True, default=False, help="serve /health and /metrics")
+    add("--enable_http_server", type=truth, nargs="?", const=True, default=False, help="serve /health and /metrics")
     add("--http_port", type=whole, default=9300, help="port of --enable_http_server (default %(default)s)")
     add("--version", action="version", version=f"mooncake_client version {__version__}")
     return parser
@@ -59,28 +45,14 @@ def main(arguments: list[str] | None = None) -> int:
     except ImportError as error:
         print(f"mooncake_client: {error}", file=sys.stderr)
         return 1
-    options = _parser().parse_args(_gflags(sys.argv[1:] if arguments is None else arguments))
+    parser = _parser()
+    options = parser.parse_args(spelled(parser, sys.argv[1:] if arguments is None else arguments))
     logging.basicConfig(level=logging.INFO, format="%(levelname).1s %(asctime)s %(name)s: %(message)s")
     try:
         return _serve(options)
     except (ConfigError, OSError) as error:
         print(f"mooncake_client: {error}", file=sys.stderr)
         return 1
-
-
-def _gflags(arguments: list[str]) -> list[str]:
-    """gflags' other spellings: one dash, and --noflag for false."""
-    known = {action.dest for action in _parser()._actions}
-    return [_spelled(argument, known) for argument in arguments]
-
-
-def _spelled(argument: str, known: set[str]) -> str:
-    name = argument.lstrip("-").split("=", 1)[0]
-    if argument.startswith("-") and name in known:
-        return "--" + argument.lstrip("-")
-    if argument.startswith("-") and name.startswith("no") and name[2:] in known:
-        return f"--{name[2:]}=false"
-    return argument
 
 
 def _serve(options: argparse.Namespace) -> int:

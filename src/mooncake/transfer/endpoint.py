@@ -176,6 +176,13 @@ class Endpoint:
         with contextlib.suppress(OSError, ValueError):
             try:
                 stream, _ = self._listener.accept()
+            except BlockingIOError:  # that peer has gone already
+                return
+            except OSError as error:
+                if not self._closed:
+                    logger.warning("cannot take a stream now: %s", error)
+                    time.sleep(0.1)
+                return
             finally:
                 self._epoll.modify(self._listener.fileno(), _ONCE)
             stream.setblocking(True)

@@ -68,6 +68,7 @@ class Engine:
         self._lock = threading.Lock()
         self._submissions = Submissions()
         self._moved = {"cma": 0, "tcp": 0}
+        self._closed = False
         cma.allow()
         _engines.add(self)
         self._endpoint.start()
@@ -156,6 +157,7 @@ class Engine:
         """Our session is gone; what has been registered will not be touched any more."""
         if self.pid != os.getpid():
             return
+        self._closed = True
         _engines.discard(self)
         self._submissions.close()
         self._endpoint.close()
@@ -177,6 +179,8 @@ class Engine:
         peer = self._peers.get(target)
         if peer is not None:
             return peer
+        if self._closed:
+            raise TransferError("this engine is closed")
         try:
             made = Peer(
                 target,

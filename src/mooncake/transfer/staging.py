@@ -8,49 +8,33 @@ import mmap
 import os
 import socket
 import threading
-import time
+from math import inf
 
 import numpy as np
 
-from mooncake.errors import TransferTimedOut
 from mooncake.transfer.pieces import Pieces, gather, read_file, scatter, view, write_file
 from mooncake.transfer.stream import receive, send
 
 STAGING = 4 << 20
 DIRECT = 512 << 10  # pieces of this size and more are not staged
-LARGE_STEP = 64 << 20  # of a large piece, between two looks at the clock
-FOREVER = float("inf")
 
 
-def send_pieces(sock: socket.socket, pieces: Pieces, trusted: bool, deadline: float = FOREVER) -> None:
-    """All of `pieces`, in order.  Raises OSError (EFAULT: bad memory), TransferTimedOut at the deadline (monotonic)."""
+def send_pieces(sock: socket.socket, pieces: Pieces, trusted: bool, deadline: float = inf) -> None:
+    """All of `pieces`, in order.  Raises as `stream.send` (OSError EFAULT: bad memory)."""
     for chunk in _chunks(pieces):
-        if len(chunk.addresses) > 1:
-            check_clock(deadline)
-            send(sock, _staging().fill(chunk, trusted))
-            continue
-        for part in _large(chunk):
-            check_clock(deadline)
-            send(sock, part)
+        memory = _memory(chunk) if len(chunk.addresses) == 1 else _staging().fill(chunk, trusted)
+        send(sock, memory, deadline)
 
 
-def receive_pieces(sock: socket.socket, pieces: Pieces, trusted: bool, deadline: float = FOREVER) -> None:
-    """Fill `pieces`, in order.  Raises as `send_pieces`, and EOFError when the peer is gone."""
+def receive_pieces(sock: socket.socket, pieces: Pieces, trusted: bool, deadline: float = inf) -> None:
+    """Fill `pieces`, in order.  Raises as `stream.receive` (OSError EFAULT: bad memory)."""
     for chunk in _chunks(pieces):
-        if len(chunk.addresses) > 1:
-            check_clock(deadline)
-            staging = _staging()
-            receive(sock, staging.memory[: chunk.total])
-            staging.empty(chunk, trusted)
+        if len(chunk.addresses) == 1:
+            receive(sock, _memory(chunk), deadline)
             continue
-        for part in _large(chunk):
-            check_clock(deadline)
-            receive(sock, part)
-
-
-def check_clock(deadline: float) -> None:
-    if deadline is not FOREVER and time.monotonic() > deadline:
-        raise TransferTimedOut("the transfer did not end within its time limit")
+        staging = _staging()
+        receive(sock, staging.memory[: chunk.total], deadline)
+        staging.empty(chunk, trusted)
 
 
 class Staging:
@@ -118,9 +102,6 @@ def _steps(pieces: Pieces) -> list[tuple[int, int]]:
     return steps
 
 
-def _large(piece: Pieces) -> list[memoryview]:
-    """The memory of a single piece, in steps."""
-    address, length = int(piece.addresses[0]), int(piece.lengths[0])
-    return [
-        view(address + at, min(LARGE_STEP, length - at), 1).view(np.uint8).data for at in range(0, length, LARGE_STEP)
-    ]
+def _memory(piece: Pieces) -> memoryview:
+    """The memory of a single piece."""
+    return view(int(piece.addresses[0]), int(piece.lengths[0]), 1).view(np.uint8).data

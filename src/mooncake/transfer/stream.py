@@ -2,6 +2,10 @@
 
 import contextlib
 import socket
+import time
+from math import inf
+
+from mooncake.errors import TransferTimedOut
 
 SEND_STEP = 512 << 10  # bytes a call: larger ones let the sender run out of the receiver's cache [measured]
 RECEIVE_STEP = 8 << 20
@@ -24,10 +28,12 @@ def tune(sock: socket.socket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
 
 
-def send(sock: socket.socket, memory: memoryview) -> None:
-    """All of `memory`.  Raises OSError (BlockingIOError: no byte has gone for STALL_LIMIT, if TICK is its limit)."""
+def send(sock: socket.socket, memory: memoryview, deadline: float = inf) -> None:
+    """All of `memory`.  Raises OSError (BlockingIOError: no byte has gone for STALL_LIMIT, if TICK is its limit),
+    TransferTimedOut at the deadline (monotonic)."""
     at, end, silent = 0, len(memory), 0.0
     while at < end:
+        _check(deadline)
         try:
             at += sock.send(memory[at : at + SEND_STEP])
             silent = 0.0
@@ -37,10 +43,11 @@ def send(sock: socket.socket, memory: memoryview) -> None:
                 raise
 
 
-def receive(sock: socket.socket, target: memoryview) -> None:
-    """Fill `target`.  Raises EOFError when the peer is gone, OSError (BlockingIOError as in `send`)."""
+def receive(sock: socket.socket, target: memoryview, deadline: float = inf) -> None:
+    """Fill `target`.  Raises EOFError when the peer is gone, and as `send`."""
     at, end, silent = 0, len(target), 0.0
     while at < end:
+        _check(deadline)
         try:
             got = sock.recv_into(target[at : at + RECEIVE_STEP], 0, socket.MSG_WAITALL)
         except BlockingIOError:
@@ -52,3 +59,8 @@ def receive(sock: socket.socket, target: memoryview) -> None:
             raise EOFError("the peer closed the stream")
         at += got
         silent = 0.0
+
+
+def _check(deadline: float) -> None:
+    if deadline is not inf and time.monotonic() > deadline:
+        raise TransferTimedOut("the transfer did not end within its time limit")
