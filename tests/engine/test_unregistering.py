@@ -13,10 +13,13 @@ from tests.processes import wait_until
 
 LONG = 192 * MIB
 WRITING = """
+import random
 memory[:] = 1
+offsets = random.Random(1).sample(range(0, size, piece), size // piece) if piece < size else [0] * 8
+lists = [base + at for at in offsets], [where + at for at in offsets], [piece] * len(offsets)
 codes = []
 while not codes or codes[-1] == 0:
-    codes.append(engine.batch_transfer_sync_write(session, [base] * 8, [where] * 8, [size] * 8))
+    codes.append(engine.batch_transfer_sync_write(session, *lists))
 result = [len(codes), codes[-1], engine.transfer_sync_write(session, base, where, 1)]
 """
 
@@ -25,9 +28,10 @@ def state(side) -> str:
     return hashlib.blake2b(side.memory).hexdigest()
 
 
-def test_no_byte_comes_later(transport, make_side, make_target):
+@pytest.mark.parametrize("piece", [LONG, 16384])
+def test_no_byte_comes_later(transport, make_side, make_target, piece):
     side, writer = make_side(LONG), make_target(LONG)
-    writer.send(WRITING, session=side.session, where=side.base, size=LONG)
+    writer.send(WRITING, session=side.session, where=side.base, size=LONG, piece=piece)
     wait_until(lambda: side.memory[0] == 1)
     time.sleep(0.3)
     code, took = timed(side.engine.unregister_memory, side.base)
@@ -47,7 +51,7 @@ def test_a_stopped_copier_is_told_of_and_shut_out(make_side, make_target, monkey
     monkeypatch.setattr(regions, "COPY_LIMIT", 0.5)
     side, writer = make_side(LONG), make_target(LONG)
     for _ in range(5):
-        writer.send(WRITING, session=side.session, where=side.base, size=LONG)
+        writer.send(WRITING, session=side.session, where=side.base, size=LONG, piece=LONG)
         wait_until(lambda: side.memory[0] == 1)
         time.sleep(0.2)
         writer.signal(signal.SIGSTOP)

@@ -18,15 +18,19 @@ import numpy as np
 
 from mooncake.errors import TransferError, TransferTimedOut
 from mooncake.rpc.messages import EngineOpened
+from mooncake.transfer.helper import Helper
 from mooncake.transfer.pieces import Pieces, pieces_of
 from mooncake.transfer.region_table import EMPTY, RegionTable, echo_offset
 from mooncake.transfer.table import fence
 
 MAX_PIECES = 1024  # of one system call (IOV_MAX)
+SHARED_FROM = 1024  # pieces: so many are copied by two threads, if the second one is free
 STEP = 128 << 20  # bytes of one system call: how often epoch, peer and clock are looked at
 _PR_SET_PTRACER = 0x59616D61
 _PR_SET_PTRACER_ANY = -1
 
+_NOT_ENTERED = -1
+_helper = Helper()
 _libc = ctypes.CDLL(None, use_errno=True)
 for _name in ("process_vm_readv", "process_vm_writev"):
     getattr(_libc, _name).restype = ctypes.c_ssize_t
@@ -51,6 +55,12 @@ class NotBegunError(TransferError):
 def allow() -> None:
     """Let processes of the same user copy from and to this one where Yama would forbid it."""
     _libc.prctl(_PR_SET_PTRACER, ctypes.c_ulong(_PR_SET_PTRACER_ANY), 0, 0, 0)
+
+
+def forget_helper() -> None:
+    """In a forked child, which does not have the thread."""
+    global _helper
+    _helper = Helper()
 
 
 def start_of(pid: int) -> int:
@@ -97,16 +107,38 @@ class CmaLink:
     def move(self, write: bool, local: Pieces, remote: Pieces, deadline: float) -> None:
         """Copy `local` to `remote` (or back), piece by piece of equal length.  Raises TransferError."""
         call = _libc.process_vm_writev if write else _libc.process_vm_readv
+        near, far = _joined(local, remote)
         epoch = self._enter(remote)
+        if len(near.lengths) < SHARED_FROM:
+            self._copy(call, near, far, remote, deadline, epoch)
+            return
+        total = near.total
+        half = total // 2
+        job = _helper.begin(
+            lambda: self._copy(
+                call, near.part(half, total - half), far.part(half, total - half), remote, deadline, _NOT_ENTERED
+            )
+        )
+        if job is None:
+            self._copy(call, near, far, remote, deadline, epoch)
+            return
         try:
-            near, far = _joined(local, remote)
+            self._copy(call, near.part(0, half), far.part(0, half), remote, deadline, epoch)
+        finally:
+            job.finish()
+
+    def _copy(self, call: Any, near: Pieces, far: Pieces, remote: Pieces, deadline: float, epoch: int) -> None:
+        """Copy `near` to or from `far`, which lie in `remote`'s ranges; counted in under `epoch`, which it leaves."""
+        try:
+            if epoch == _NOT_ENTERED:
+                epoch = self._enter_again(remote)
             ends = np.cumsum(near.lengths)
             near_vector, far_vector = _vector(near), _vector(far)
             count, total, done = len(ends), int(ends[-1]), 0
             while done < total:
                 if self._table.epoch != epoch:
                     self._leave(epoch)
-                    epoch = -1
+                    epoch = _NOT_ENTERED
                     epoch = self._enter_again(remote)
                 if done:
                     self._look(deadline)
@@ -136,7 +168,7 @@ class CmaLink:
                 done += moved
             self._look(deadline)
         finally:
-            if epoch >= 0:
+            if epoch != _NOT_ENTERED:
                 self._leave(epoch)
 
     def alive(self) -> bool:

@@ -225,6 +225,7 @@ def _abandon_all() -> None:
     for engine in list(_engines):
         engine.abandon()
     _engines.clear()
+    cma.forget_helper()
 
 
 os.register_at_fork(after_in_child=_abandon_all)
