@@ -1,16 +1,20 @@
 """`transfer_engine_topology_dump`: which network devices lie near which memory, as the transfer engine sees it."""
 
-import argparse
 import os
 import sys
 
+from mooncake.cli.arguments import Parser
 from mooncake.installed_once import refuse_if_cpp_installed
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The command; returns its exit status."""
-    refuse_if_cpp_installed()
-    parser = argparse.ArgumentParser(
+    try:
+        refuse_if_cpp_installed()
+    except ImportError as error:
+        print(f"transfer_engine_topology_dump: {error}", file=sys.stderr)
+        return 1
+    parser = Parser(
         prog="transfer_engine_topology_dump",
         description="Print one line with the topology as JSON: location → [preferred devices, other devices].",
     )

@@ -14,6 +14,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from mooncake.cli.arguments import Parser, whole
 from mooncake.cli.gflags import size, spelled, truth
 from mooncake.errors import ConfigError
 from mooncake.installed_once import refuse_if_cpp_installed
@@ -30,10 +31,9 @@ UNITS = {
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="transfer_engine_bench",
         description="Move blocks between two transfer engines and report the rate.",
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add(
@@ -47,13 +47,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--device_name", default="", help="RDMA devices; unused with tcp")
     add("--nic_priority_matrix", default="", help="not supported by this version")
     add("--buffer_size", type=size, default="1GiB", help="registered memory (default %(default)s)")
-    add("--batch_size", type=int, default=128, help="blocks a call (default %(default)s)")
+    add("--batch_size", type=whole, default=128, help="blocks a call (default %(default)s)")
     add("--block_size", type=size, default="65536", help="bytes a block (default %(default)s)")
     add("--duration", type=float, default=10, help="seconds (default %(default)s)")
-    add("--threads", type=int, default=12, help="threads that call (default %(default)s)")
+    add("--threads", type=whole, default=12, help="threads that call (default %(default)s)")
     add("--auto_discovery", type=truth, nargs="?", const=True, default=False, help="accepted: devices are found anyway")
     add("--report_unit", choices=list(UNITS), default="GB", help="per second (default %(default)s)")
-    add("--report_precision", type=int, default=2, help="digits of the rate (default %(default)s)")
+    add("--report_precision", type=whole, default=2, help="digits of the rate (default %(default)s)")
     add("--backend", choices=["classic", "tent"], default="classic", help="only classic is supported by this version")
     add("--version", action="version", version=f"transfer_engine_bench version {__version__}")
     return parser
@@ -61,7 +61,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     """The command; returns its exit status."""
-    refuse_if_cpp_installed()
+    try:
+        refuse_if_cpp_installed()
+    except ImportError as error:
+        print(f"transfer_engine_bench: {error}", file=sys.stderr)
+        return 1
     parser = _parser()
     options = parser.parse_args(spelled(parser, sys.argv[1:] if arguments is None else arguments))
     try:
