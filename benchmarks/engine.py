@@ -1,6 +1,6 @@
 """Rates of the transfer engine between two processes of this host, beside the limits that they run against.
 
-    python -m benchmarks.engine [--repeats 7] [--peer /other/venv/bin/python] [--only cma,tcp] [--json FILE]
+    python -m benchmarks.engine [--repeats 9] [--peer /other/venv/bin/python] [--only cma,tcp] [--json FILE]
 
 Cases: cma (as installed) and tcp (MC_FORCE_TCP=1); block lists scattered at random, 1 GiB in one piece, and the latency
 of a single 4 KiB.  Limits: for cma, process_vm_readv / process_vm_writev called straight on the same ranges of the same
@@ -86,8 +86,9 @@ def single(session, pid, peer, op, size, repeats, limit):
 
 def measure(calls, repeats):
     times = [[] for _ in calls]
-    for turn in range(repeats + 1):
-        for call, mine in zip(calls, times):
+    for turn in range(repeats + 1):  # who comes second finds the data in the caches: take turns at that too
+        order = list(zip(calls, times))
+        for call, mine in order if turn % 2 else order[::-1]:
             mine.append(timed(call))
     return [sorted(mine[1:])[repeats // 2] for mine in times]
 
@@ -156,7 +157,7 @@ class Pair:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--peer", help="another interpreter, with another implementation of `mooncake`")
     parser.add_argument("--only", default="cma,tcp", help="which cases")
     parser.add_argument("--json")

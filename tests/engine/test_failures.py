@@ -13,6 +13,7 @@ import time
 import pytest
 
 from mooncake.engine import TransferEngine
+from mooncake.transfer import engine as core
 from tests.engine.conftest import HOST, MIB, Side, timed
 from tests.processes import free_port, wait_until
 
@@ -291,6 +292,7 @@ def test_nothing_is_left(transport):
 def test_exit_without_close(ending):
     code = f"""
 from mooncake.engine import TransferEngine
+from mooncake.transfer import engine as core
 import numpy as np
 engine = TransferEngine()
 assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
@@ -306,3 +308,19 @@ assert engine.transfer_submit_write(own, memory.ctypes.data, memory.ctypes.data,
     assert run.returncode == 0
     assert not run.stderr
     assert took < 5
+
+
+def test_peers_that_are_gone_are_forgotten(transport, make_side, monkeypatch):
+    """Entries of restarted peers do not pile up (U052)."""
+    monkeypatch.setattr(core, "KNOWN_PEERS", 5)
+    side = make_side()
+    gc.collect()
+    before = descriptors()
+    for _ in range(30):
+        other = Side(4096)
+        assert side.engine.transfer_sync_write(other.session, side.base, other.base, 4096) == 0
+        other.engine._leave()
+        time.sleep(0.01)  # its end of the streams is closed
+    assert side.engine.transfer_sync_write(side.session, side.base, side.base + MIB, 8) == 0
+    assert len(side.engine._engine._peers) <= 6
+    assert descriptors() < before + 30

@@ -79,7 +79,12 @@ class StreamPool:
 
     @property
     def unused(self) -> bool:
-        """Whether nothing is open, and no failure need be remembered any more."""
+        """Whether nothing is open to a living peer, and no failure need be remembered any more."""
+        with self._free:
+            dead = [stream for stream in self._idle if not _is_quiet(stream)]
+            self._idle = [stream for stream in self._idle if stream not in dead]
+        for stream in dead:
+            self._discard(stream)
         return self._open == 0 and time.monotonic() >= self._refused_until
 
     def drop_idle(self) -> None:
