@@ -17,7 +17,7 @@ from mooncake.rpc.messages import encode as encode_message
 from mooncake.transfer.stream import SEND_STEP, STALL_LIMIT, TICK, receive, send, tune
 
 CONNECT_LIMIT = 2.0
-REFUSE_FOR = 1.0  # after a connection failed slowly, calls to that peer fail at once for so long
+REFUSE_FOR = 1.0  # after a stall or a slow failure, calls to that peer fail at once for so long, or as long as it took
 SLOW = 0.1  # a port that refuses does so at once, and may be open again at once
 MAX_STREAMS = 16  # open to one peer; further callers wait for one
 BROKEN = (OSError, EOFError, frame.FramingError, msgspec.MsgspecError)
@@ -57,6 +57,7 @@ class StreamPool:
                 result = action(stream)
             except BlockingIOError:
                 self._discard(stream)
+                self._refuse(REFUSE_FOR)
                 raise TransferError(f"{self._endpoint} has stalled for {STALL_LIMIT:.0f} s") from None
             except BROKEN as error:
                 self._discard(stream)
@@ -85,7 +86,12 @@ class StreamPool:
             self._idle = [stream for stream in self._idle if stream not in dead]
         for stream in dead:
             self._discard(stream)
-        return self._open == 0 and time.monotonic() >= self._refused_until
+        return self._open == 0 and not self.refusing
+
+    @property
+    def refusing(self) -> bool:
+        """Whether the peer is known to be out of reach now."""
+        return time.monotonic() < self._refused_until
 
     def drop_idle(self) -> None:
         with self._free:
@@ -107,7 +113,7 @@ class StreamPool:
                     if not self._free.wait(give_up - time.monotonic()):
                         raise TransferError(f"all {MAX_STREAMS} streams to {self._endpoint} are in use")
                 if not self._idle or fresh:
-                    if time.monotonic() < self._refused_until:
+                    if self.refusing:
                         raise TransferError(f"{self._endpoint} could not be reached a moment ago")
                     self._open += 1
                     break
@@ -126,7 +132,7 @@ class StreamPool:
         try:
             stream = Connection(connect(*self._address, CONNECT_LIMIT))
         except OSError as error:
-            self._refuse(started)
+            self._remember(started)
             raise TransferError(f"cannot reach {self._endpoint}: {error}") from error
         try:
             tune(stream.sock)
@@ -135,17 +141,23 @@ class StreamPool:
             set_time_limit(stream.sock, TICK)
         except (*BROKEN, StoreError) as error:
             stream.close()
-            self._refuse(started)
+            self._remember(started)
             raise TransferError(f"cannot reach {self._endpoint}: {error}") from error
         except BaseException:
             stream.close()
             raise
         return stream
 
-    def _refuse(self, started: float) -> None:
-        now = time.monotonic()
-        if now - started > SLOW:
-            self._refused_until = now + REFUSE_FOR
+    def _remember(self, started: float) -> None:
+        """A connection begun then has failed."""
+        took = time.monotonic() - started
+        if took > SLOW:
+            self._refuse(max(REFUSE_FOR, took))
+
+    def _refuse(self, seconds: float) -> None:
+        """Calls fail at once for so long; the idle streams would only stall as well."""
+        self._refused_until = time.monotonic() + seconds
+        self.drop_idle()
 
     def _give_back(self, stream: Connection) -> None:
         with self._free:

@@ -46,5 +46,10 @@ class TcpTransport(Transport):
         if code:
             raise TransferError(f"{self._endpoint} does not serve that segment any more ({ErrorCode(code).name})")
 
+    @property
+    def refusing(self) -> bool:
+        """Whether the peer is known to be out of reach now."""
+        return self._streams.refusing
+
     def close(self) -> None:
         self._streams.close()
