@@ -5,6 +5,7 @@ While it lasts it counts as in flight there, and it is among the instance's depe
 
 import asyncio
 from collections.abc import Callable
+from time import monotonic
 from types import TracebackType
 from typing import Self
 
@@ -25,7 +26,7 @@ class Call:
         self.instance = instance
         self._may_move = may_move
         self._loop = asyncio.get_running_loop()
-        self.started = self._loop.time()
+        self.started = monotonic()
         self._allowed = limit_s
         self._limit = asyncio.timeout(limit_s)
         self._lost: UpstreamError | None = None

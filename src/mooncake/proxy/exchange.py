@@ -13,6 +13,7 @@ import logging
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from time import monotonic
 
 import aiohttp
 import msgspec
@@ -86,8 +87,7 @@ class Exchange:
         self._prefill_task: asyncio.Task[bytes] | None = None
         self._tries = self._refusals = 0  # in a row without progress
         self._progress = 0  # tokens emitted when the last try failed
-        self._loop = asyncio.get_running_loop()
-        self._arrived = self._loop.time()
+        self._arrived = monotonic()
         self._waited = 0.0  # seconds spent waiting for instances before the first event
 
     # ------------------------------------------------------------ the whole
@@ -114,11 +114,11 @@ class Exchange:
             await self._prefill_first(prefill)
             prefill = self._choose_prefill()
         decode = await self._choose_decode()
-        began = self._loop.time()
+        began = monotonic()
         try:
             answer = await self._decode(decode, prefill)
         except UpstreamError as error:
-            self._waited += self._loop.time() - began
+            self._waited += monotonic() - began
             if error.status >= 500 and not isinstance(error, PrefillLost):
                 self._blame(Role.DECODE, decode, error)
             raise
@@ -159,7 +159,7 @@ class Exchange:
         hopeless = isinstance(error, NoInstance) or error.status < 500
         if hopeless or self._tries > self._limits.retries or self._refusals > _MOST_REFUSALS:
             return await self._give_up(error)
-        if self._response is not None and not resume.can_resume(self._body, self._transcript, self._config.resume_by):
+        if not self._can_go_on():
             return await self._give_up(error)
         if self._response is not None:
             self._metrics.resumptions.labels("resumed").inc()
@@ -201,10 +201,10 @@ class Exchange:
         return instance
 
     async def _choose_decode(self) -> Instance:
-        began = self._loop.time()
+        began = monotonic()
         avoid = self._avoid[Role.DECODE]
         instance = await self._fleet.wait_and_choose(Role.DECODE, self._key, avoid, self._limits.wait_s)
-        self._waited += self._loop.time() - began
+        self._waited += monotonic() - began
         if instance is None:
             raise NoInstance(f"no decode instance became available within {self._limits.wait_s:g} s", 503)
         return instance
@@ -213,9 +213,15 @@ class Exchange:
         if not any(other not in self._avoid[Role.DECODE] for other in self._fleet.ready(Role.DECODE)):
             return False
         self._transcript.read()
-        return self._response is None or (
-            self._resumable and resume.can_resume(self._body, self._transcript, self._config.resume_by)
-        )
+        return self._can_go_on()
+
+    def _can_go_on(self) -> bool:
+        """Whether another instance can take over where this answer is now."""
+        if self._response is None:
+            return True
+        if not self._transcript.text:
+            return self._transcript.readable
+        return self._resumable and resume.can_resume(self._body, self._transcript, self._config.resume_by)
 
     def _blame(self, role: Role, instance: Instance, error: UpstreamError) -> None:
         """Note that a request failed there."""
@@ -230,7 +236,7 @@ class Exchange:
     async def _prefill_first(self, prefill: Instance) -> None:
         """The prefill half, to its end.  Raises Answered if the request itself is refused."""
         body = handoff.prefill_body(self._body, handoff.pool_params())
-        began = self._loop.time()
+        began = monotonic()
         try:
             answer = await self._ask_prefill(prefill, body, self._headers)
         except Answered as error:
@@ -240,7 +246,7 @@ class Exchange:
         except UpstreamError:
             return  # blamed: another one is tried, or decode does it all
         finally:
-            self._waited += self._loop.time() - began
+            self._waited += monotonic() - began
         self._params = handoff.returned_params(answer)
         self._prefill_over = True
         self._metrics.prefills.labels("without_params" if self._params is None else "with_params").inc()
@@ -357,7 +363,7 @@ class Exchange:
         await self._response.prepare(self._request)
 
     def _first_byte(self, call: Call) -> None:
-        now = self._loop.time()
+        now = monotonic()
         self._metrics.observe_first(self._path, now - self._arrived, call.started - self._arrived - self._waited)
 
     async def _write(self, block: bytes) -> None:

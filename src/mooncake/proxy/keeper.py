@@ -5,6 +5,7 @@ connection or an error status ejects at once; silence only when it repeats, sinc
 """
 
 import asyncio
+import logging
 
 import aiohttp
 import msgspec
@@ -12,6 +13,8 @@ import msgspec
 from mooncake.proxy.config import ProxyConfig
 from mooncake.proxy.handoff import is_straight
 from mooncake.proxy.instances import Fleet, Instance, Role, State
+
+logger = logging.getLogger(__name__)
 
 _DRAIN_POLL_S = 0.05
 _AFTER_FORCED_S = 5.0
@@ -78,7 +81,7 @@ class Keeper:
             async with asyncio.timeout(self._checks.timeout_s):
                 await self._fetch(instance.path("/health"))
                 if instance.role is Role.PREFILL and is_straight(instance, self._config.connector):
-                    instance.engines = await self._engines(instance)
+                    self._note_engines(instance, await self._engines(instance))
         except (_Unwell, aiohttp.ClientConnectorError) as error:
             self._fleet.failed(instance, f"health check: {error}", 1)
         except TimeoutError:
@@ -88,6 +91,12 @@ class Keeper:
             self._fleet.failed(instance, f"health check: {error}", self._checks.failures)
         else:
             self._fleet.passed(instance, self._checks.successes)
+
+    def _note_engines(self, instance: Instance, engines: list[tuple[int, str]]) -> None:
+        before, instance.engines = instance.engines, engines
+        if before and before != engines:
+            logger.info("%s instance %s was restarted: it has new engine ids", instance.role, instance.url)
+            instance.lose_dependents()  # decode halves wait for what the engine that is gone would have sent
 
     async def _fetch(self, url: object) -> bytes:
         async with self._session.get(str(url)) as response:

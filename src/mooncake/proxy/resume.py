@@ -47,10 +47,8 @@ def is_resumable(body: Body) -> bool:
 
 
 def can_resume(body: Body, transcript: Transcript, resume_by: ResumeBy) -> bool:
-    """Whether this answer, as far as it came, can be continued."""
-    if not transcript.readable:
-        return False
-    return not transcript.text or _by_tokens(body, transcript, resume_by) or _by_text(body)
+    """Whether the answer to a resumable request, as far as it came, can be continued."""
+    return transcript.readable and (_by_tokens(body, transcript, resume_by) or _by_text(body))
 
 
 def remaining(body: Body, transcript: Transcript) -> int | None:

@@ -15,8 +15,8 @@ _CLOSED_AT = 8 << 10  # bytes after which a stream that cannot be resumed is no 
 
 class _Delta(msgspec.Struct):
     content: str | None = None
-    tool_calls: msgspec.Raw | None = None
-    function_call: msgspec.Raw | None = None
+    tool_calls: list[Any] | None = None
+    function_call: dict[str, Any] | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
 
@@ -37,7 +37,7 @@ class _Event(msgspec.Struct):
     system_fingerprint: str | None = None
     choices: list[_Choice] = []
     prompt_token_ids: list[int] | None = None
-    usage: msgspec.Raw | None = None
+    usage: dict[str, Any] | None = None
 
 
 _decode = msgspec.json.Decoder(_Event).decode
