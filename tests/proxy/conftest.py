@@ -32,13 +32,31 @@ def make_engine(cleanup, idle_engines):
     return make
 
 
+@pytest.fixture(scope="session")
+def idle_proxies():
+    """Proxies without flags and instances."""
+    proxies: list[Proxy] = []
+    yield proxies
+    for proxy in proxies:
+        proxy.stop()
+
+
 @pytest.fixture
-def make_proxy(cleanup):
-    """The real command, once the instances given to it are available."""
+def make_proxy(cleanup, idle_proxies):
+    """The real command, once the instances given to it are available; without flags it may have served another test."""
+
+    def give_back(proxy: Proxy) -> None:
+        proxy.leave()
+        idle_proxies.append(proxy)
 
     def make(*flags: str, prefill=(), decode=(), **options) -> Proxy:
-        proxy = Proxy(*flags, prefill=prefill, decode=decode, **options)
-        cleanup.callback(proxy.stop)
+        if flags or options:
+            proxy = Proxy(*flags, prefill=prefill, decode=decode, **options)
+            cleanup.callback(proxy.stop)
+            return proxy
+        proxy = idle_proxies.pop() if idle_proxies else Proxy()
+        cleanup.callback(give_back, proxy)
+        proxy.adopt(prefill, decode)
         return proxy
 
     return make

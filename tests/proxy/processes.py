@@ -107,10 +107,29 @@ class Proxy(_Process):
         environment = {name: value for name, value in os.environ.items() if name != "ADMIN_API_KEY"}
         if key is not None:
             environment["ADMIN_API_KEY"] = key
+        self._before: dict[str, float] = {}
         self.process = subprocess.Popen([*argv, *flags], env=environment)
         wait_until(lambda: self._answers("/health"), what="the proxy")
         if ready:
             wait_until(self._is_ready, what="all instances")
+
+    def adopt(self, prefill, decode) -> None:
+        """Serve these; metrics count from now on."""
+        for one in prefill:
+            engine, straight = one if isinstance(one, tuple) else (one, False)
+            more = {"bootstrap_port": engine.port} if straight else {}
+            assert self.change("add", "prefill", engine, **more)[0] == 200
+        for engine in decode:
+            assert self.change("add", "decode", engine)[0] == 200
+        wait_until(self._is_ready, what="all instances")
+        self._before = self._series()
+
+    def leave(self) -> None:
+        """Remove all instances."""
+        for one in self.instances():
+            body = {"role": one["role"], "url": one["url"]}
+            assert http(self.url + "/instances/remove", body, {"X-API-Key": ADMIN_KEY})[0] == 200
+        wait_until(lambda: not self.instances(), what="an empty proxy")
 
     def _is_ready(self) -> bool:
         return all(one["state"] == "ready" for one in self.instances())
@@ -127,13 +146,17 @@ class Proxy(_Process):
         return http(f"{self.url}/instances/{what}", body, {"X-API-Key": key})
 
     def metric(self, name: str, **labels: str) -> float:
-        """Sum of the series that have these labels."""
-        total = 0.0
-        for line in http(self.url + "/metrics")[2].splitlines():
-            series, _, value = line.rpartition(" ")
-            if series.partition("{")[0] == name and all(f'{key}="{text}"' in series for key, text in labels.items()):
-                total += float(value)
-        return total
+        """Sum of the series that have these labels, since `adopt`."""
+        return sum(
+            value - self._before.get(series, 0)
+            for series, value in self._series().items()
+            if series.partition("{")[0] == name and all(f'{key}="{text}"' in series for key, text in labels.items())
+        )
+
+    def _series(self) -> dict[str, float]:
+        lines = [line.rpartition(" ") for line in http(self.url + "/metrics")[2].splitlines() if line[0] != "#"]
+        counted = [(series, float(value)) for series, _, value in lines if not series.endswith("_created")]
+        return {series: value for series, value in counted if "instance_ready" not in series}
 
     def ask(self, body: dict, path: str = "/v1/completions", **headers: str):
         return http(self.url + path, body, headers)

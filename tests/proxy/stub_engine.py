@@ -37,6 +37,7 @@ class Faults:
     split: int = 0  # bytes in one write
     ids: bool = True  # whether return_token_ids is known
     prefill_finish: str = "length"
+    sends: bool = True  # whether a prefill half is ever handed over
     returned_params: bool = False
 
 
@@ -151,7 +152,7 @@ class Engine:
             whole["choices"][0]["finish_reason"] = self.faults.prefill_finish
             if self.faults.returned_params:
                 whole["kv_transfer_params"] = {"do_remote_prefill": True, "remote_engine_id": self.name}
-            if "transfer_id" in params:
+            if "transfer_id" in params and self.faults.sends:
                 self.transfers.setdefault(params["transfer_id"], asyncio.Event()).set()
         return web.json_response(whole)
 

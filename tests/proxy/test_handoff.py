@@ -137,6 +137,30 @@ def test_prefill_restarted_on_its_port(make_engine, make_proxy):
     assert engines[-1] == http(prefill.url + "/query")[2]["0"]["engine_id"] != engines[0]
 
 
+def test_prefill_restarted_before_it_sent(make_engine, make_proxy):
+    """So quickly that no health check failed."""
+    prefill, decode = make_engine(sends=False), make_engine()
+    proxy = make_proxy("--health-interval=1.5", prefill=[(prefill, True)], decode=[decode])
+    body = greedy(12)
+
+    async def run():
+        task = asyncio.create_task(stream(proxy.url, body))
+        await asyncio.to_thread(wait_until, prefill.bodies)
+        prefill.kill()
+        await asyncio.to_thread(prefill.start)
+        return await task
+
+    assert_whole(asyncio.run(run()), body)
+
+
+def test_what_prefill_should_send_never_comes(make_engine, make_proxy):
+    prefill, decode = make_engine(sends=False), make_engine()
+    proxy = make_proxy("--first-byte-timeout=0.4", prefill=[(prefill, True)], decode=[decode])
+    body = greedy(12)
+    assert_whole(streamed(proxy.url, body), body)
+    assert ["kv_transfer_params" in one for one in decode.bodies()] == [True, False]
+
+
 @pytest.mark.parametrize("straight", [True, False])
 def test_a_refused_request_is_refused_by_prefill_too(make_engine, make_proxy, straight):
     prefill, decode = make_engine(status=400), make_engine()

@@ -51,7 +51,7 @@ class Call:
 
     def lose(self, instance: Instance, *, forced: bool = False) -> None:
         if instance is self._prefill:
-            self.give_up(PrefillLost(f"prefill instance {instance.url} is out of reach", instance))
+            self.give_up(PrefillLost(f"prefill instance {instance.url} is out of reach"))
         elif forced or self._may_move():
             self.give_up(Broken(f"instance {instance.url} is out of reach"))
 

@@ -11,14 +11,9 @@
 None of them reaches a client as it is: `routing` retries, resumes, or turns it into one error answer.
 """
 
-from typing import TYPE_CHECKING
-
 import msgspec
 from aiohttp import web
 from multidict import CIMultiDict
-
-if TYPE_CHECKING:
-    from mooncake.proxy.instances import Instance
 
 JSON = "application/json"
 
@@ -50,9 +45,7 @@ class NoInstance(UpstreamError):
 
 
 class PrefillLost(UpstreamError):
-    def __init__(self, why: str, instance: "Instance") -> None:
-        super().__init__(why)
-        self.instance = instance
+    pass
 
 
 class Answered(UpstreamError):

@@ -85,6 +85,7 @@ class Exchange:
         self._params: Body | None = None  # what a finished prefill half says to decode
         self._avoid: dict[Role, set[Instance]] = {Role.PREFILL: set(), Role.DECODE: set()}
         self._prefill_task: asyncio.Task[bytes] | None = None
+        self._relies_on: Instance | None = None  # the prefill instance that decode waits for
         self._tries = self._refusals = 0  # in a row without progress
         self._progress = 0  # tokens emitted when the last try failed
         self._arrived = monotonic()
@@ -149,8 +150,10 @@ class Exchange:
             return error.response()
         if self._is_over():
             return await self._finish(resume.final_events(self._body, self._transcript))
+        relied_on, self._relies_on = self._relies_on, None
+        if relied_on is not None and (isinstance(error, PrefillLost) or error.status == 504):
+            self._avoid[Role.PREFILL].add(relied_on)  # it failed, or what it should have sent never came
         if isinstance(error, PrefillLost):
-            self._avoid[Role.PREFILL].add(error.instance)
             return None
         if self._transcript.count > self._progress:
             self._progress, self._tries, self._refusals = self._transcript.count, 0, 0
@@ -297,11 +300,12 @@ class Exchange:
         task = asyncio.create_task(self._ask_prefill(prefill, body, headers))
         self._services.background.add(task)
         call.rely_on(prefill)
-        task.add_done_callback(self._straight_prefill_done(call, prefill))
+        self._relies_on = prefill
+        task.add_done_callback(self._straight_prefill_done(call))
         self._prefill_task = task
         return handoff.straight_decode_params(transfer, prefill.bootstrap, engine)
 
-    def _straight_prefill_done(self, call: Call, prefill: Instance) -> Callable[[asyncio.Task[bytes]], None]:
+    def _straight_prefill_done(self, call: Call) -> Callable[[asyncio.Task[bytes]], None]:
         def done(task: asyncio.Task[bytes]) -> None:
             self._services.background.discard(task)
             if task.cancelled():
@@ -310,10 +314,10 @@ class Exchange:
             if error is None:
                 self._metrics.prefills.labels("straight").inc()
                 if self._response is None and not handoff.hands_over(task.result()):
-                    call.give_up(PrefillLost("prefill ended before it could send", prefill))
+                    call.give_up(PrefillLost("prefill ended before it could send"))
             elif self._response is None and isinstance(error, UpstreamError):
                 refused_itself = isinstance(error, Answered) and error.status < 500
-                call.give_up(error if refused_itself else PrefillLost(f"prefill failed: {error}", prefill))
+                call.give_up(error if refused_itself else PrefillLost(f"prefill failed: {error}"))
 
         return done
 
@@ -358,6 +362,7 @@ class Exchange:
     async def _begin(self, call: Call, upstream: aiohttp.ClientResponse) -> None:
         """The client gets the head of its answer."""
         call.no_longer_relies()
+        self._relies_on = None
         self._response = web.StreamResponse(status=upstream.status, headers=to_client(upstream.headers, self.id))
         self._first_byte(call)
         await self._response.prepare(self._request)
