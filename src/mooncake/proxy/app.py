@@ -2,6 +2,7 @@
 
 import logging
 import socket
+import uuid
 from collections.abc import Sequence
 
 import aiohttp
@@ -24,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 _LARGEST_BODY = 256 << 20  # bytes; prompts may hold images
 _KEEP_ALIVE_S = 3.0  # towards engines: less than uvicorn's 5, so that it is not the engine that closes
+_MODELS_S = 10.0
 _SHUTDOWN_S = 5.0
 _CLIENT_GONE = 499
 
@@ -77,9 +79,12 @@ class Proxy:
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         status = _CLIENT_GONE
+        request_id = request.headers.get(REQUEST_ID) or uuid.uuid4().hex
         try:
-            answer = await self._answer(request)
+            answer = await self._answer(request, request_id)
             status = answer.status
+            if not answer.prepared:
+                answer.headers[REQUEST_ID] = request_id
             return answer
         except ClientGone:
             if request.transport is not None:
@@ -90,7 +95,7 @@ class Proxy:
             if status == _CLIENT_GONE:
                 self._metrics.disconnects.inc()
 
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
+    async def _answer(self, request: web.Request, request_id: str) -> web.StreamResponse:
         if request.content_type != JSON:
             return error_response(415, "Expected a body of Content-Type application/json.")
         raw = await request.read()
@@ -100,27 +105,24 @@ class Proxy:
             return error_response(400, f"The body is not JSON: {error}.")
         if not isinstance(body, dict):
             return error_response(400, "The body must be a JSON object.")
-        exchange = Exchange(self._services, request, raw, body)
-        answer = await exchange.run()
-        if not answer.prepared:
-            answer.headers[REQUEST_ID] = exchange.id
-        return answer
+        return await Exchange(self._services, request, request_id, raw, body).run()
 
     async def _get_models(self, request: web.Request) -> web.StreamResponse:
         """The list of one instance stands for all: they serve the same model."""
         avoid: set[Instance] = set()
         last: UpstreamError = Refused("no instance is available", 503)
-        headers = to_engine(request.headers, request.headers.get(REQUEST_ID, ""))
+        request_id = request.headers.get(REQUEST_ID) or uuid.uuid4().hex
+        headers = to_engine(request.headers, request_id)
         for _ in range(1 + self._config.limits.retries):
             instance = self._fleet.choose(Role.DECODE, b"", avoid) or self._fleet.choose(Role.PREFILL, b"", avoid)
             if instance is None:
                 break
             try:
                 async with (
-                    Call(instance, self._config.limits.connect_s + 10, lambda: True),
+                    Call(instance, _MODELS_S, lambda: True),
                     self._session.get(instance.path("/v1/models"), headers=headers) as response,
                 ):
-                    answered = Answered(response.status, to_client(response.headers, ""), await response.read())
+                    answered = Answered(response.status, to_client(response.headers, request_id), await response.read())
                     return answered.response()
             except UpstreamError as error:
                 last = error

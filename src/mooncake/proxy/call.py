@@ -51,9 +51,9 @@ class Call:
 
     def lose(self, instance: Instance, *, forced: bool = False) -> None:
         if instance is self._prefill:
-            self.give_up(PrefillLost(f"prefill instance {instance.url} is out of reach"))
+            self.give_up(PrefillLost("the prefill instance is out of reach"))
         elif forced or self._may_move():
-            self.give_up(Broken(f"instance {instance.url} is out of reach"))
+            self.give_up(Broken("the instance is out of reach"))
 
     def give_up(self, error: UpstreamError) -> None:
         """End the request from outside."""
@@ -79,6 +79,6 @@ class Call:
         except TimeoutError:
             raise self._lost or Broken(f"no sign of life for {self._allowed:g} s", 504) from None
         if isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)):
-            raise self._lost or Refused(f"no connection ({error})") from None
+            raise self._lost or Refused("no connection could be made") from None
         if isinstance(error, aiohttp.ClientError):
-            raise self._lost or Broken(f"the connection was lost ({type(error).__name__}: {error})") from None
+            raise self._lost or Broken(f"the connection was lost ({type(error).__name__})") from None

@@ -35,7 +35,7 @@ from mooncake.proxy.errors import (
     error_response,
 )
 from mooncake.proxy.handoff import Body
-from mooncake.proxy.headers import REQUEST_ID, to_client, to_engine
+from mooncake.proxy.headers import to_client, to_engine
 from mooncake.proxy.instances import Fleet, Instance, Role
 from mooncake.proxy.metrics import Metrics
 from mooncake.proxy.transcript import Transcript
@@ -62,7 +62,7 @@ class Services:
 
 
 class Exchange:
-    def __init__(self, services: Services, request: web.Request, raw: bytes, body: Body) -> None:
+    def __init__(self, services: Services, request: web.Request, request_id: str, raw: bytes, body: Body) -> None:
         self._services = services
         self._config, self._fleet, self._metrics = services.config, services.fleet, services.metrics
         self._limits = services.config.limits
@@ -72,7 +72,7 @@ class Exchange:
         self._key = b""
         if self._config.policy == "prefix_affinity":
             self._key = handoff.prompt_key(body, self._config.prefix_length)
-        self.id = request.headers.get(REQUEST_ID) or uuid.uuid4().hex
+        self.id = request_id
         self._headers = to_engine(request.headers, self.id)
         self._streams = bool(body.get("stream"))
         self._resumable = self._config.resume_by is not ResumeBy.NEVER and resume.is_resumable(body)
@@ -166,7 +166,7 @@ class Exchange:
             return await self._give_up(error)
         if self._response is not None:
             self._metrics.resumptions.labels("resumed").inc()
-            logger.info("request %s is resumed after %d tokens: %s", self.id, self._transcript.count, error.why)
+            logger.info("request %s is resumed after %d tokens", self.id, self._transcript.count)
         return None
 
     def _is_over(self) -> bool:
@@ -177,7 +177,7 @@ class Exchange:
         return self._transcript.finish_reason is not None or (self._resumable and left is not None and left <= 0)
 
     async def _give_up(self, error: UpstreamError) -> web.StreamResponse:
-        logger.warning("request %s failed: %s", self.id, error.why)
+        logger.warning("request %s is given up: %s", self.id, error.why)
         if self._response is not None:
             self._metrics.resumptions.labels("failed").inc()
             event = error.event if isinstance(error, Reported) else error_event(error.status, error.why)
@@ -228,6 +228,7 @@ class Exchange:
 
     def _blame(self, role: Role, instance: Instance, error: UpstreamError) -> None:
         """Note that a request failed there."""
+        logger.info("request %s failed at %s instance %s: %s", self.id, role, instance.url, error.why)
         self._avoid[role].add(instance)
         self._metrics.retries.labels(role, type(error).__name__.lower()).inc()
         self._fleet.suspect(instance, error.why)

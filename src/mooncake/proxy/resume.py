@@ -117,7 +117,7 @@ def final_events(body: Body, transcript: Transcript) -> bytes:
         made += _event(body, transcript, "", "length")
     if (body.get("stream_options") or {}).get("include_usage") and not transcript.usage_sent and transcript.prompt_ids:
         event = {
-            **_head(body, transcript),
+            **transcript.head,
             "choices": [],
             "usage": _usage(len(transcript.prompt_ids), transcript.count),
         }
@@ -145,8 +145,9 @@ class Rewriter:
         if data == b"[DONE]":
             return events.DONE + b"\n\n"
         event: dict[str, Any] = msgspec.json.decode(data)
-        event.update(_head(self._body, self._transcript))
-        event.pop("prompt_token_ids", None)
+        for key in ("object", "system_fingerprint", "prompt_token_ids"):
+            event.pop(key, None)
+        event = {**event, **self._transcript.head}
         choices = [shaped for choice in event.get("choices") or () if (shaped := self._shaped(choice)) is not None]
         if event.get("choices") and not choices:
             return b""
@@ -171,15 +172,11 @@ class Rewriter:
         return choice
 
 
-def _head(body: Body, transcript: Transcript) -> dict[str, Any]:
-    return {**transcript.head, "object": "chat.completion.chunk" if "messages" in body else "text_completion"}
-
-
 def _event(body: Body, transcript: Transcript, text: str, finish_reason: str) -> bytes:
     choice: dict[str, Any] = {"index": 0, "text": text, "logprobs": None, "finish_reason": finish_reason}
     if "messages" in body:
         choice = {"index": 0, "delta": {"content": text}, "logprobs": None, "finish_reason": finish_reason}
-    return b"data: " + msgspec.json.encode({**_head(body, transcript), "choices": [choice]}) + b"\n\n"
+    return b"data: " + msgspec.json.encode({**transcript.head, "choices": [choice]}) + b"\n\n"
 
 
 def _usage(prompt: int, completion: int) -> dict[str, int]:

@@ -32,6 +32,7 @@ class _Choice(msgspec.Struct):
 
 class _Event(msgspec.Struct):
     id: str = ""
+    object: str | None = None
     created: int = 0
     model: str = ""
     system_fingerprint: str | None = None
@@ -56,7 +57,7 @@ class Transcript:
         self.usage_sent = False
         self.done = False
         self.readable = True  # everything so far was plain text of one choice
-        self.head: dict[str, Any] = {}  # id, created, model: the same in every event of one answer
+        self.head: dict[str, Any] = {}  # id, object, created, model: the same in every event of one answer
         self._whole = whole
         self._pending_ids: list[int] = []  # of events that brought no text (yet)
         self._blocks: list[bytes] = []
@@ -94,9 +95,9 @@ class Transcript:
 
     def _note(self, event: _Event) -> None:
         if not self.head:
-            self.head = {"id": event.id, "created": event.created, "model": event.model}
-            if event.system_fingerprint is not None:
-                self.head["system_fingerprint"] = event.system_fingerprint
+            head = {"id": event.id, "object": event.object, "created": event.created, "model": event.model}
+            head["system_fingerprint"] = event.system_fingerprint
+            self.head = {key: value for key, value in head.items() if value is not None}
         if event.usage is not None and not event.choices:
             self.usage_sent = True
         if event.prompt_token_ids is not None and self.prompt_ids is None:
