@@ -37,12 +37,13 @@ class Faults:
     split: int = 0  # bytes in one write
     ids: bool = True  # whether return_token_ids is known
     prefill_finish: str = "length"
+    pulls: bool = True  # whether what a prefill half hands over can be fetched; otherwise 500
     sends: bool = True  # whether a prefill half is ever handed over
     returned_params: bool = False
 
 
 def next_token(ids: list[int]) -> int:
-    return ord(ALPHABET[zlib.crc32(repr(ids[-400:]).encode()) % len(ALPHABET)])
+    return ord(ALPHABET[zlib.crc32(repr(ids[-100:]).encode()) % len(ALPHABET)])
 
 
 def is_held(token: int) -> bool:
@@ -138,6 +139,8 @@ class Engine:
         prompt = ids_of(chat_text(body)) if chat else body["prompt"]
         prompt = ids_of(prompt) if isinstance(prompt, str) else prompt
         params = body.get("kv_transfer_params") or {}
+        if params.get("do_remote_prefill") and not self.faults.pulls:
+            return web.json_response({"error": {"message": "KV load failed", "code": 500}}, status=500)
         if params.get("do_remote_prefill") and "remote_bootstrap_addr" in params:
             await self._pull(params)
         await asyncio.sleep(self.faults.first_ms / 1000)

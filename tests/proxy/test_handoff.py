@@ -153,6 +153,16 @@ def test_prefill_restarted_before_it_sent(make_engine, make_proxy):
     assert_whole(asyncio.run(run()), body)
 
 
+@pytest.mark.parametrize("straight", [True, False])
+def test_decode_cannot_fetch_what_prefill_made(make_engine, make_proxy, straight):
+    """Its error is not the client's: it computes the prompt itself."""
+    prefill, decode = make_engine(returned_params=True), make_engine(pulls=False)
+    proxy = make_proxy(prefill=[(prefill, straight)], decode=[decode, make_engine(pulls=False)])
+    body = greedy(12)
+    for _ in range(2):
+        assert_whole(streamed(proxy.url, body), body)
+
+
 def test_what_prefill_should_send_never_comes(make_engine, make_proxy):
     prefill, decode = make_engine(sends=False), make_engine()
     proxy = make_proxy("--first-byte-timeout=0.4", prefill=[(prefill, True)], decode=[decode])

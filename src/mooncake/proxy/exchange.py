@@ -150,11 +150,14 @@ class Exchange:
             return error.response()
         if self._is_over():
             return await self._finish(resume.final_events(self._body, self._transcript))
+        self._params = None  # of one use: decode may have fetched what they name
         relied_on, self._relies_on = self._relies_on, None
-        if relied_on is not None and (isinstance(error, PrefillLost) or error.status == 504):
-            self._avoid[Role.PREFILL].add(relied_on)  # it failed, or what it should have sent never came
+        if relied_on is not None and (isinstance(error, (PrefillLost, Answered, Reported)) or error.status == 504):
+            self._avoid[Role.PREFILL].add(relied_on)  # it failed, or what it should have sent may not have come
         if isinstance(error, PrefillLost):
             return None
+        if isinstance(error, Answered) and relied_on is None and self._response is None and not self._has_untried():
+            return error.response()
         if self._transcript.count > self._progress:
             self._progress, self._tries, self._refusals = self._transcript.count, 0, 0
         self._tries += not isinstance(error, Refused)
@@ -213,10 +216,12 @@ class Exchange:
         return instance
 
     def _can_move(self) -> bool:
-        if not any(other not in self._avoid[Role.DECODE] for other in self._fleet.ready(Role.DECODE)):
-            return False
+        """Whether a decode half whose instance is out of reach has somewhere to go."""
         self._transcript.read()
-        return self._can_go_on()
+        return self._has_untried() and self._can_go_on()
+
+    def _has_untried(self) -> bool:
+        return any(other not in self._avoid[Role.DECODE] for other in self._fleet.ready(Role.DECODE))
 
     def _can_go_on(self) -> bool:
         """Whether another instance can take over where this answer is now."""

@@ -39,7 +39,7 @@ def has_one_sequence(body: Body) -> bool:
     if body.get("n") not in (None, 1) or body.get("best_of") not in (None, 1) or body.get("use_beam_search"):
         return False
     prompt = body.get("prompt")
-    return not isinstance(prompt, list) or len(prompt) == 1 or isinstance(prompt[0], int)
+    return not isinstance(prompt, list) or len(prompt) <= 1 or isinstance(prompt[0], int)
 
 
 def prefill_body(body: Body, params: Body) -> Body:

@@ -87,7 +87,7 @@ class Keeper:
         except TimeoutError:
             why = f"health check: no answer within {self._checks.timeout_s:g} s"
             self._fleet.failed(instance, why, self._checks.failures)
-        except aiohttp.ClientError as error:
+        except (aiohttp.ClientError, OSError) as error:
             self._fleet.failed(instance, f"health check: {error}", self._checks.failures)
         else:
             self._fleet.passed(instance, self._checks.successes)
