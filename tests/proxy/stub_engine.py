@@ -66,9 +66,14 @@ def ids_of(text: str) -> list[int]:
     return list(map(ord, text))
 
 
+def _content(message: dict) -> str:
+    content = message["content"]
+    return content if isinstance(content, str) else json.dumps(content)
+
+
 def chat_text(body: dict) -> str:
     """The chat template."""
-    text = "\n".join(f"{message['role']}: {message['content']}" for message in body["messages"])
+    text = "\n".join(f"{message['role']}: {_content(message)}" for message in body["messages"])
     return text if body.get("continue_final_message") else text + "\nassistant: "
 
 

@@ -69,6 +69,23 @@ def test_by_text_where_the_engine_tells_no_ids(pair, make_proxy, make_body, flag
         assert rest["add_generation_prompt"] is False
 
 
+@pytest.mark.parametrize("picture", [True, False])
+def test_chats_of_several_parts(pair, make_proxy, picture):
+    """Token ids do not say what a picture shows: those chats are resumed as chats."""
+    first, second = pair(drop_after=7)
+    proxy = make_proxy(decode=[first, second])
+    parts = [{"type": "text", "text": "What is this?"}]
+    if picture:
+        parts.append({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}})
+    body = greedy_chat(25, parts)
+    for _ in range(2):
+        answer = streamed(proxy.url, body)
+        assert answer.text == expected(body)
+        assert answer.done
+    rest = [one for one in second.bodies() if one.get("messages") != body["messages"]]
+    assert {one.get("continue_final_message", False) for one in rest} == {picture}
+
+
 def test_stop_strings(pair, make_proxy):
     """Text that is held back for them is neither lost nor repeated."""
     body = greedy(60)

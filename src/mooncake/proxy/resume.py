@@ -91,8 +91,19 @@ def _by_tokens(body: Body, transcript: Transcript, resume_by: ResumeBy) -> bool:
         and bool(transcript.token_ids)
         and not body.get("stop")
         and not body.get("logprobs")
+        and _is_text(body.get("messages"))
         and bool(_prompt_ids(body, transcript))
     )
+
+
+def _is_text(messages: Any) -> bool:
+    """Whether ids say all of it: an image's do not."""
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content") if isinstance(message, dict) else None
+        parts = content if isinstance(content, list) else ()
+        if any(not isinstance(part, dict) or part.get("type") != "text" for part in parts):
+            return False
+    return True
 
 
 def _by_text(body: Body) -> bool:
