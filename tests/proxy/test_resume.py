@@ -173,6 +173,7 @@ def test_answers_in_one_piece_are_repeated(pair, make_proxy):
     assert first.bodies()
 
 
+@pytest.mark.slow
 def test_kill_9_and_stop_in_mid_stream(make_engine, make_proxy):
     engines = [make_engine(gap_ms=30) for _ in range(3)]
     flags = ("--health-interval=0.2", "--health-timeout=0.5", "--health-failures=2")
@@ -198,6 +199,7 @@ def test_kill_9_and_stop_in_mid_stream(make_engine, make_proxy):
     wait_until(lambda: proxy.instance(engines[1])["state"] == "ready", 3, "the return")
 
 
+@pytest.mark.slow
 def test_200_streams_while_engines_die(make_engine, make_proxy):
     """Prefill and decode instances are killed and come back; no greedy request fails."""
     prefill = [make_engine(gap_ms=5) for _ in range(2)]
