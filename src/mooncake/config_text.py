@@ -6,6 +6,7 @@ and makes the sentence for the user out of both (`errors.ConfigError`).
 """
 
 import json
+import os
 import re
 from typing import Any
 
@@ -71,6 +72,17 @@ def parse_whole(value: object, least: int, most: int) -> int:
     if number is None or not least <= number <= most:
         raise ValueError(f"expected a whole number from {least} to {most}, but found {shown(value)}")
     return number
+
+
+def environment_whole(name: str, default: int) -> int:
+    """The whole number that an environment variable holds; `default` if it is unset or empty."""
+    text = os.environ.get(name, "")
+    if not text:
+        return default
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"environment variable {name} is {text!r}; expected a whole number") from None
 
 
 def shown(value: object) -> str:

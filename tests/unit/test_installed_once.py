@@ -27,8 +27,8 @@ def test_beside_the_cpp_wheel(library: str, tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("origin", "source"),
     [
-        ('{"dir_info": {}, "url": "file:///home/me/my%20clone"}', "'/home/me/my clone'"),
-        ('{"dir_info": {"editable": true}, "url": "file:///home/me/clone"}', "--editable /home/me/clone"),
+        ('{"dir_info": {}, "url": "file:///src/my%20clone"}', "'/src/my clone'"),
+        ('{"dir_info": {"editable": true}, "url": "file:///src/clone"}', "--editable /src/clone"),
         ('{"archive_info": {}, "url": "https://example.org/mooncake_py.whl"}', "mooncake-py"),
         (None, "mooncake-py"),
     ],

@@ -6,13 +6,13 @@ Nothing here imports numpy, so that the private server boots while this process 
 import logging
 import os
 import random
-import re
 import secrets
 import socket
 import time
 from dataclasses import dataclass, field
 
 from mooncake.client.child import PrivateServer
+from mooncake.config_text import environment_whole
 from mooncake.errors import ConfigError
 from mooncake.rpc.client import Client, parse_address
 from mooncake.rpc.messages import PROTOCOL, Codes, Hello, Ping, Serve
@@ -25,17 +25,6 @@ logger = logging.getLogger("mooncake.client")
 PROTOCOLS = ("tcp", "rdma", "shm", "rpc_only")
 SMALLEST_SEGMENT = 1024
 LARGEST_BUFFER = 1 << 40
-_TENANT = re.compile(r"[^_\x00-\x1f\x7f][^\x00-\x1f\x7f]*")
-
-
-def _env_int(name: str, default: int) -> int:
-    text = os.environ.get(name, "")
-    if not text:
-        return default
-    try:
-        return int(text)
-    except ValueError:
-        raise ConfigError(f"environment variable {name} is {text!r}; expected a whole number") from None
 
 
 @dataclass
@@ -51,13 +40,15 @@ class ClientConfig:
     force_tcp: bool = field(
         default_factory=lambda: os.environ.get("MC_FORCE_TCP", "").lower() in ("1", "true", "on", "yes")
     )
-    control_limit: float = field(default_factory=lambda: _env_int("MC_RPC_TIMEOUT_MS", 1000) / 1e3)
-    transfer_limit: float = field(default_factory=lambda: float(max(5, _env_int("MC_TRANSFER_TIMEOUT", 30))))
-    min_port: int = field(default_factory=lambda: _env_int("MC_STORE_CLIENT_MIN_PORT", 12300))
-    max_port: int = field(default_factory=lambda: _env_int("MC_STORE_CLIENT_MAX_PORT", 14300))
-    retries: int = field(default_factory=lambda: _env_int("MC_STORE_CLIENT_SETUP_RETRIES", 20))
-    min_data_port: int = field(default_factory=lambda: _env_int("MC_MIN_RPC_PORT", _env_int("MC_MIN_PRC_PORT", 15000)))
-    max_data_port: int = field(default_factory=lambda: _env_int("MC_MAX_RPC_PORT", 17000))
+    control_limit: float = field(default_factory=lambda: environment_whole("MC_RPC_TIMEOUT_MS", 1000) / 1e3)
+    transfer_limit: float = field(default_factory=lambda: float(max(5, environment_whole("MC_TRANSFER_TIMEOUT", 30))))
+    min_port: int = field(default_factory=lambda: environment_whole("MC_STORE_CLIENT_MIN_PORT", 12300))
+    max_port: int = field(default_factory=lambda: environment_whole("MC_STORE_CLIENT_MAX_PORT", 14300))
+    retries: int = field(default_factory=lambda: environment_whole("MC_STORE_CLIENT_SETUP_RETRIES", 20))
+    min_data_port: int = field(
+        default_factory=lambda: environment_whole("MC_MIN_RPC_PORT", environment_whole("MC_MIN_PRC_PORT", 15000))
+    )
+    max_data_port: int = field(default_factory=lambda: environment_whole("MC_MAX_RPC_PORT", 17000))
     bind_address: str = field(default_factory=lambda: os.environ.get("MC_TCP_BIND_ADDRESS", ""))
     socket_dir: str = field(default_factory=lambda: os.environ.get("MC_SHM_SOCKET_DIR", ""))
 
@@ -85,10 +76,6 @@ class ClientConfig:
             parse_address(self.master)
         except ValueError as error:
             raise ConfigError(f"master_server_addr: {error}") from None
-
-
-def valid_tenant(tenant: str) -> bool:
-    return _TENANT.fullmatch(tenant) is not None
 
 
 class Session:

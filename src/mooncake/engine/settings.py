@@ -3,6 +3,7 @@
 import os
 from typing import TYPE_CHECKING
 
+from mooncake.config_text import environment_whole
 from mooncake.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,25 +28,15 @@ def read_settings(local_hostname: str, metadata_server: str, protocol: str) -> "
         )
     if protocol.lower() == "xgmi":
         raise ConfigError("protocol 'xgmi' is not supported; use 'tcp'")
-    low = _number("MC_MIN_RPC_PORT", _number("MC_MIN_PRC_PORT", 15000))
-    high = _number("MC_MAX_RPC_PORT", 17000)
+    low = environment_whole("MC_MIN_RPC_PORT", environment_whole("MC_MIN_PRC_PORT", 15000))
+    high = environment_whole("MC_MAX_RPC_PORT", 17000)
     if not 0 < low <= high < 65536:
         raise ConfigError(f"MC_MIN_RPC_PORT..MC_MAX_RPC_PORT is {low}..{high}; expected ports, the lower one first")
     return EngineSettings(
         host=host,
-        limit=float(max(SHORTEST_LIMIT, _number("MC_TRANSFER_TIMEOUT", 30))),
+        limit=float(max(SHORTEST_LIMIT, environment_whole("MC_TRANSFER_TIMEOUT", 30))),
         min_port=low,
         max_port=high,
         bind_address=os.environ.get("MC_TCP_BIND_ADDRESS", ""),
         force_tcp=os.environ.get("MC_FORCE_TCP", "").lower() in _TRUE,
     )
-
-
-def _number(name: str, default: int) -> int:
-    text = os.environ.get(name, "")
-    if not text:
-        return default
-    try:
-        return int(text)
-    except ValueError:
-        raise ConfigError(f"environment variable {name} is {text!r}; expected a whole number") from None
