@@ -169,7 +169,7 @@ class Gets(Member):
         if not chosen:
             client.gets.finish(located)
             return results
-        founds: list[Found] = [located.found[i] for i in chosen]  # type: ignore[misc]
+        founds = [found for i in chosen if not isinstance(found := located.found[i], int)]
         if len(chosen) < len(keys):
             addresses, whole = [addresses[i] for i in chosen], None
             sizes = None if sizes is None else [sizes[i] for i in chosen]

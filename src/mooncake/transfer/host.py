@@ -6,17 +6,17 @@ import os
 
 def host_id() -> str:
     """The same text on the same host: boot id and network namespace."""
-    with open("/proc/sys/kernel/random/boot_id") as f:
-        boot = f.read().strip()
-    with contextlib.suppress(OSError):
-        return f"{boot}/{os.readlink('/proc/self/ns/net')}"
-    return boot
+    return _boot_and("net")
 
 
 def pid_namespace() -> str:
     """The same text where the same pids mean the same processes: boot id and pid namespace."""
+    return _boot_and("pid")
+
+
+def _boot_and(namespace: str) -> str:
     with open("/proc/sys/kernel/random/boot_id") as f:
         boot = f.read().strip()
     with contextlib.suppress(OSError):
-        return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+        return f"{boot}/{os.readlink(f'/proc/self/ns/{namespace}')}"
     return boot
