@@ -117,7 +117,7 @@ class Server:
         if not gone(self.pid):
             self.signal(signal.SIGINT)
             try:
-                wait_until(lambda: gone(self.pid), 10)
+                wait_until(lambda: gone(self.pid), 30, f"{self.log.name}: end after SIGINT")
             except AssertionError:
                 self.signal(signal.SIGKILL)
                 raise

@@ -20,7 +20,7 @@ from mooncake.errors import TransferError, TransferTimedOut
 from mooncake.rpc.messages import EngineOpened
 from mooncake.transfer.helper import Helper
 from mooncake.transfer.pieces import Pieces, pieces_of
-from mooncake.transfer.region_table import EMPTY, RegionTable, echo_offset
+from mooncake.transfer.region_table import EMPTY, RegionTable, slot_offsets
 from mooncake.transfer.table import fence
 
 MAX_PIECES = 1024  # of one system call (IOV_MAX)
@@ -189,15 +189,22 @@ class CmaLink:
     # -- inside
 
     def _probe(self, table_address: int) -> None:
-        """Write a word into our slot through the process's memory, see it in the table, read it back."""
-        word = np.array([secrets.randbits(63)], np.uint64)
-        here, there = int(word.ctypes.data), table_address + echo_offset(self._slot)
-        near, far = _vector(pieces_of([here], [8])), _vector(pieces_of([there], [8]))
-        for call in (_libc.process_vm_writev, _libc.process_vm_readv):
+        """Read our token through the process's memory; only where it is, write a word and see it in the table."""
+        word = np.zeros(1, np.uint64)
+        here, token, echo = int(word.ctypes.data), *(table_address + at for at in slot_offsets(self._slot))
+
+        def transfer(call: Any, there: int) -> None:
+            near, far = _vector(pieces_of([here], [8])), _vector(pieces_of([there], [8]))
             if call(self.pid, near.ctypes.data, 1, far.ctypes.data, 1, 0) != 8:
                 raise OSError(ctypes.get_errno(), f"{call.__name__}: {os.strerror(ctypes.get_errno())}")
-            if self._table.echo(self._slot) != int(word[0]):
-                raise CmaRefusedError(f"process {self.pid} is another one than the region table's owner")
+
+        transfer(_libc.process_vm_readv, token)
+        if int(word[0]) == self._token:
+            word[0] = secrets.randbits(63)
+            transfer(_libc.process_vm_writev, echo)
+            if self._table.echo(self._slot) == int(word[0]):
+                return
+        raise CmaRefusedError(f"process {self.pid} is another one than the region table's owner")
 
     def _enter(self, remote: Pieces) -> int:
         """Count a copy in; its epoch.  Raises TransferError if a range is not registered."""

@@ -165,9 +165,9 @@ class RegionTable:
         return self._words[_word(slot) + _ECHO]
 
 
-def echo_offset(slot: int) -> int:
-    """Where a slot's echo word lies in the table, in bytes."""
-    return (_word(slot) + _ECHO) * 8
+def slot_offsets(slot: int) -> tuple[int, int]:
+    """Where a slot's token and its echo word lie in the table, in bytes."""
+    return (_word(slot) + _TOKEN) * 8, (_word(slot) + _ECHO) * 8
 
 
 def _word(slot: int) -> int:
