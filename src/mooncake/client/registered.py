@@ -1,4 +1,8 @@
-"""The memory that the engine has registered: what of it is known to be mapped, so that fast copies may touch it."""
+"""The memory that the engine has registered: what of it is known to be mapped, so that fast copies may touch it.
+
+Device memory is registered like host memory, but never known to be mapped: each copy asks the driver for it (see
+transfer.room).
+"""
 
 import bisect
 import threading
@@ -6,7 +10,10 @@ import threading
 import numpy as np
 import numpy.typing as npt
 
+from mooncake.transfer.cuda import driver
 from mooncake.transfer.pieces import Int64Array, Pieces
+
+_DEVICE, _READABLE, _WRITABLE = 0, 1, 2  # what the processor may do with it
 
 
 class RegisteredMemory:
@@ -16,26 +23,23 @@ class RegisteredMemory:
         self._lock = threading.Lock()
         self._bases: list[int] = []
         self._ends: list[int] = []
-        self._writable: list[bool] = []
+        self._rights: list[int] = []
         self._arrays = self._freeze()
 
     def add(self, base: int, size: int) -> str:
         """Register; "" or the reason why not."""
         if base <= 0 or size <= 0:
             return f"address {base:#x} with {size} bytes is no memory"
-        mapped, writable = _mapping(base, size)
-        if not mapped:
-            return (
-                f"{size} bytes at {base:#x} are not mapped readable host memory in this process "
-                "(device memory is not supported by this version)"
-            )
+        rights = _rights_of(base, size)
+        if rights is None:
+            return f"{size} bytes at {base:#x} are neither readable host memory nor device memory of this process"
         with self._lock:
             at = bisect.bisect_right(self._bases, base)
             if (at and self._ends[at - 1] > base) or (at < len(self._bases) and self._bases[at] < base + size):
                 return f"{size} bytes at {base:#x} overlap memory that is registered already"
             self._bases.insert(at, base)
             self._ends.insert(at, base + size)
-            self._writable.insert(at, writable)
+            self._rights.insert(at, rights)
             self._arrays = self._freeze()
         return ""
 
@@ -44,36 +48,53 @@ class RegisteredMemory:
             at = bisect.bisect_left(self._bases, base)
             if at == len(self._bases) or self._bases[at] != base:
                 return False
-            for column in (self._bases, self._ends, self._writable):
+            for column in (self._bases, self._ends, self._rights):
                 del column[at]
             self._arrays = self._freeze()
         return True
 
     def clear(self) -> None:
         with self._lock:
-            self._bases, self._ends, self._writable = [], [], []
+            self._bases, self._ends, self._rights = [], [], []
             self._arrays = self._freeze()
 
     def covers(self, pieces: Pieces, write: bool) -> bool:
-        """Whether every piece lies inside one registered range (a writable one to `write`)."""
-        bases, ends, writable = self._arrays
+        """Whether every piece lies inside one registered range of mapped host memory (a writable one to `write`)."""
+        return self._cover(pieces, _WRITABLE if write else _READABLE)
+
+    def contains(self, pieces: Pieces) -> bool:
+        """Whether every piece lies inside one registered range."""
+        return self._cover(pieces, _DEVICE)
+
+    def _cover(self, pieces: Pieces, least: int) -> bool:
+        bases, ends, rights = self._arrays
         if not len(bases):
             return False
         index = np.searchsorted(bases, pieces.addresses, side="right") - 1
         return bool(
             (index >= 0).all()
             and (pieces.addresses + pieces.lengths <= ends[index]).all()
-            and (not write or writable[index].all())
+            and (rights[index] >= least).all()
         )
 
     def covers_one(self, address: int, size: int, write: bool) -> bool:
         """As `covers`, of one piece."""
         with self._lock:
             at = bisect.bisect_right(self._bases, address) - 1
-            return at >= 0 and address + size <= self._ends[at] and (not write or self._writable[at])
+            least = _WRITABLE if write else _READABLE
+            return at >= 0 and address + size <= self._ends[at] and self._rights[at] >= least
 
-    def _freeze(self) -> tuple[Int64Array, Int64Array, npt.NDArray[np.bool_]]:
-        return np.array(self._bases, np.int64), np.array(self._ends, np.int64), np.array(self._writable, bool)
+    def _freeze(self) -> tuple[Int64Array, Int64Array, npt.NDArray[np.int8]]:
+        return np.array(self._bases, np.int64), np.array(self._ends, np.int64), np.array(self._rights, np.int8)
+
+
+def _rights_of(base: int, size: int) -> int | None:
+    if driver.is_loaded() and (allocation := driver.range_of(base)) is not None:
+        return _DEVICE if driver.run_of(allocation, base + size).end >= base + size else None
+    mapped, writable = _mapping(base, size)
+    if not mapped:
+        return None
+    return _WRITABLE if writable else _READABLE
 
 
 def _mapping(base: int, size: int) -> tuple[bool, bool]:

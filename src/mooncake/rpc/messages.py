@@ -10,7 +10,7 @@ by a random 63-bit integer that its server chose, valid under every master.  A *
     segment → master     Hello, Mount, Announce, Heartbeat, Unmount, Killed
     master → segment     Kill
     client → segment     Attach (unix socket, answered with descriptors), Read, Write (tcp)
-    engine → engine      Hello, Ping, EngineOpen, EngineRead, EngineWrite, EngineNotify
+    engine → engine      Hello, Ping, EngineOpen, EngineRead, EngineWrite, EngineNotify, EngineExports
 
 Life of a put: PutStart → the writer writes each part's table record as WRITING, checks that the segment's term is
 still the grant's, copies, marks the records COMPLETE → PutEnd.  Life of a freed extent: the master drops the
@@ -392,6 +392,28 @@ class EngineOpened(Message):
     token: int = 0
 
 
+class EngineExports(Message):
+    """What is behind these numbers of exported device memory (see transfer.cuda.peers)?"""
+
+    numbers: list[int]
+
+
+class Exported(Message):
+    """An allocation of device memory: where it lies in its process, bytes, UUID of its GPU, its IPC handle."""
+
+    number: int
+    base: int
+    size: int
+    device: bytes
+    handle: bytes
+
+
+class EngineExported(Message):
+    """Those that there are."""
+
+    exported: list[Exported]
+
+
 class EngineRead(Message):
     """Addresses and lengths (arrays of i64) of the peer's registered memory.  The reply, Codes, is followed by their
     bytes if it is [0]."""
@@ -429,7 +451,7 @@ KINDS: dict[type[Message], int] = {
             Remove, RemoveRegex, RemoveAll,
             SegmentQuery, SegmentList, Mount, Mounted, Announce, Heartbeat, Unmount, Kill, Killed,
             Attach, Attached, Read, Write, Serve, Serving, Stop,
-            EngineOpen, EngineOpened, EngineRead, EngineWrite, EngineNotify,
+            EngineOpen, EngineOpened, EngineRead, EngineWrite, EngineNotify, EngineExports, EngineExported,
         ),
         start=1,
     )
@@ -440,6 +462,7 @@ REPLY_OF: dict[type[Message], type[Message]] = {
     SegmentQuery: SegmentList, Mount: Mounted, Announce: Codes, Heartbeat: Codes, Unmount: Codes,
     Attach: Attached, Read: Codes, Write: Codes, Serve: Serving, Stop: Codes,
     EngineOpen: EngineOpened, EngineRead: Codes, EngineWrite: Codes, EngineNotify: Codes,
+    EngineExports: EngineExported,
 }  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

@@ -12,6 +12,8 @@ import secrets
 import select
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ import numpy as np
 from mooncake.errors import TransferError, TransferTimedOut
 from mooncake.rpc.messages import EngineOpened
 from mooncake.transfer.helper import Helper
-from mooncake.transfer.pieces import Pieces, pieces_of
+from mooncake.transfer.pieces import Int64Array, Pieces, pieces_of
 from mooncake.transfer.region_table import EMPTY, RegionTable, slot_offsets
 from mooncake.transfer.table import fence
 
@@ -86,6 +88,7 @@ class CmaLink:
         self._lock = threading.Lock()
         self._users = 0
         self._closed = False
+        self._after: Callable[[], None] | None = None
         self._regions = EMPTY
         try:
             self.pidfd = os.pidfd_open(opened.pid)
@@ -171,17 +174,43 @@ class CmaLink:
             if epoch != _NOT_ENTERED:
                 self._leave(epoch)
 
+    def kinds_of(self, remote: Pieces) -> Int64Array:
+        """The kinds of the regions (see transfer.region_table) that ranges of the process lie in.  Raises
+        TransferError if one is not registered."""
+        epoch = self._enter(remote)
+        try:
+            return self._regions.kinds_of(remote)
+        finally:
+            self._leave(epoch)
+
+    @contextmanager
+    def use(self, remote: Pieces) -> Iterator[None]:
+        """Meanwhile these ranges of the process stay registered.  Raises as `move`."""
+        epoch = self._enter(remote)
+        try:
+            yield
+        finally:
+            self._leave(epoch)
+
     def alive(self) -> bool:
         """Whether the process lives and our slot is still ours."""
         with self._lock:
             return not (self._closed or has_ended(self.pidfd)) and self._table.holds(self._slot, self._token)
 
-    def close(self) -> None:
-        """Let go; copies under way end first."""
+    @property
+    def has_device_memory(self) -> bool:
+        """Whether the process has registered any."""
+        if self._table.version != self._regions.version:
+            self._regions = self._table.read()
+        return bool(self._regions.kinds.any())
+
+    def close(self, after: Callable[[], None] | None = None) -> None:
+        """Let go; copies under way end first, then `after` is run."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
+            self._after = after
             idle = self._users == 0
         if idle:
             self._release()
@@ -250,6 +279,8 @@ class CmaLink:
             self._release()
 
     def _release(self) -> None:
+        if self._after is not None:
+            self._after()
         if self._table.holds(self._slot, self._token):
             self._table.revoke(self._slot)
         self._table.close()

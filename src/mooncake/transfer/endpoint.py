@@ -27,6 +27,8 @@ from mooncake.rpc.messages import (
     KINDS,
     PROTOCOL,
     Codes,
+    EngineExported,
+    EngineExports,
     EngineNotify,
     EngineOpen,
     EngineOpened,
@@ -227,6 +229,8 @@ class Endpoint:
                 _reply(stream, request_id, message, Codes([self._take(message)]))
             case EngineOpen():
                 _reply(stream, request_id, message, self._open(message))
+            case EngineExports():
+                _reply(stream, request_id, message, EngineExported(self._regions.exports.list(message.numbers)))
             case Ping():
                 _reply(stream, request_id, message, Codes([0]))
             case _:

@@ -117,7 +117,7 @@ class Engine:
             return
         transport = self._peer(target).move(write, local, remote, deadline)
         with self._lock:
-            self._moved[transport] += local.total
+            self._moved[transport] = self._moved.get(transport, 0) + local.total
 
     def _deadline(self, pieces: Pieces) -> float:
         return time.monotonic() + self._settings.limit + pieces.total * 1e-9

@@ -5,24 +5,31 @@ import os
 import secrets
 import threading
 from collections.abc import Callable
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from mooncake.errors import TransferError
 from mooncake.rpc.client import Connection
 from mooncake.rpc.messages import (
     EAGER_SIZE,
+    EngineExported,
+    EngineExports,
     EngineNotify,
     EngineOpen,
     EngineOpened,
     EngineRead,
     EngineWrite,
+    Exported,
     Hello,
 )
 from mooncake.transfer.cma import CmaLink, CmaRefusedError, NotBegunError, start_of
+from mooncake.transfer.cuda import driver
 from mooncake.transfer.host import pid_namespace
 from mooncake.transfer.pieces import Pieces
 from mooncake.transfer.staging import receive_pieces, send_pieces
 from mooncake.transfer.stream_pool import StreamPool, receive_codes, receive_reply, send_message
+
+if TYPE_CHECKING:
+    from mooncake.transfer.device_moves import DeviceMoves
 
 logger = logging.getLogger("mooncake.engine")
 
@@ -47,6 +54,7 @@ class Peer:
         self._watch = watch
         self._streams = StreamPool(session, hello, limit, one_life=True)
         self._link: CmaLink | None = None
+        self._device_moves: DeviceMoves | None = None
         self._without_link = 0  # the peer's life that has to be reached by tcp
         self._opening = threading.Lock()
         self.refused = 0  # how often this host did not permit cma
@@ -69,13 +77,12 @@ class Peer:
         link = self.open()
         if link is not None:
             try:
-                link.move(write, local, remote, deadline)
+                moved = self._move_here(link, write, local, remote, deadline)
             except NotBegunError:  # it has just been closed or taken back: ask who is there now
                 link = self.open()
-                if link is not None:
-                    link.move(write, local, remote, deadline)
-        if link is not None:
-            return "cma"
+                moved = self._move_here(link, write, local, remote, deadline) if link is not None else ""
+            if moved:
+                return moved
         trusted = len(local.lengths) > 1 and self._is_mapped(local, not write)
         move = self._write if write else self._read
         code = self._streams.exchange(lambda stream: move(stream, local, remote, trusted, deadline))
@@ -140,9 +147,39 @@ class Peer:
 
     def _drop_link(self) -> None:
         link, self._link = self._link, None
+        moves, self._device_moves = self._device_moves, None
         if link is not None:
-            link.close()
+            link.close(moves.close if moves is not None else None)
             self._streams.drop_idle()
+
+    def _move_here(self, link: CmaLink, write: bool, local: Pieces, remote: Pieces, deadline: float) -> str:
+        """On this host: by which transport, "" if it has to be tcp.  Raises as CmaLink.move."""
+        if not (driver.is_loaded() or link.has_device_memory):
+            link.move(write, local, remote, deadline)
+            return "cma"
+        from mooncake.transfer.device_moves import DeviceMoves, NotReachedError
+
+        with self._opening:
+            if self._device_moves is None:
+                self._device_moves = DeviceMoves(link, self._ask_exports)
+            moves = self._device_moves
+        is_host = self._is_mapped(local, not write)
+        kinds = moves.concern(local, remote, is_host)
+        if kinds is None:
+            link.move(write, local, remote, deadline)
+            return "cma"
+        try:
+            moves.move(write, local, remote, kinds, is_host, deadline)
+        except NotReachedError:
+            return ""
+        return "cuda"
+
+    def _ask_exports(self, numbers: list[int]) -> list[Exported]:
+        def ask(stream: Connection) -> EngineExported:
+            send_message(stream.sock, EngineExports(numbers))
+            return cast(EngineExported, receive_reply(stream.sock))
+
+        return self._streams.exchange(ask).exported
 
     # -- one exchange
 

@@ -3,7 +3,8 @@ here, so that the engine's own interpreter is not asked.
 
     header          magic | version | epoch | number of regions in half 0 | in half 1
     slots           one for each process that copies: token | echo | copies under way of even epochs | of odd ones
-    half 0, half 1  bases, ends of the regions, sorted
+    half 0, half 1  bases, ends, kinds of the regions, sorted by base; kind 0 is host memory, a positive one the number
+                    of exported device memory (see cuda.peers), -1 device memory that can only be had from its process
 
 The owner writes the half that is not in use, then moves `version` on; half `version % 2` counts.  So a reader never
 waits, and what it copied is good if `version` is still the same afterwards.
@@ -26,12 +27,12 @@ import numpy as np
 from mooncake.transfer.pieces import Int64Array, Pieces
 from mooncake.transfer.table import fence
 
-MAGIC = 0x4D4B5245
+MAGIC = 0x4D4B5246
 SLOTS = 1024
 MAX_REGIONS = 1 << 17
 _HEADER = 64  # bytes
 _SLOT = 64
-_HALF = MAX_REGIONS * 16
+_HALF = MAX_REGIONS * 24
 _REGIONS_AT = _HEADER + SLOTS * _SLOT
 SIZE = -(-(_REGIONS_AT + 2 * _HALF) // mmap.PAGESIZE) * mmap.PAGESIZE
 _VERSION, _EPOCH, _COUNT = 1, 2, 3  # words of the header
@@ -44,6 +45,11 @@ class Snapshot(NamedTuple):
     version: int
     bases: Int64Array
     ends: Int64Array
+    kinds: Int64Array
+
+    def kinds_of(self, pieces: Pieces) -> Int64Array:
+        """The kind of each piece's region; `pieces` are covered."""
+        return self.kinds[np.searchsorted(self.bases, pieces.addresses, side="right") - 1]
 
     def covers(self, pieces: Pieces) -> bool:
         """Whether every piece lies inside one region."""
@@ -53,7 +59,7 @@ class Snapshot(NamedTuple):
         return bool((index >= 0).all() and (pieces.addresses + pieces.lengths <= self.ends[index]).all())
 
 
-EMPTY = Snapshot(0, np.empty(0, np.int64), np.empty(0, np.int64))
+EMPTY = Snapshot(0, *(np.empty(0, np.int64) for _ in range(3)))
 
 
 class RegionTable:
@@ -113,18 +119,20 @@ class RegionTable:
             version = self._words[_VERSION]
             count = self._words[_COUNT + version % 2]
             at = _REGIONS_AT + version % 2 * _HALF
-            bases = np.frombuffer(self._mapping, np.int64, count, at).copy()
-            ends = np.frombuffer(self._mapping, np.int64, count, at + MAX_REGIONS * 8).copy()
+            columns = [
+                np.frombuffer(self._mapping, np.int64, count, at + column * MAX_REGIONS * 8).copy()
+                for column in range(3)
+            ]
             fence()
             if self._words[_VERSION] == version:
-                return Snapshot(version, bases, ends)
+                return Snapshot(version, *columns)
 
-    def publish(self, bases: Int64Array, ends: Int64Array) -> None:
+    def publish(self, bases: Int64Array, ends: Int64Array, kinds: Int64Array) -> None:
         """Owner: these are the regions from now on."""
         version = self._words[_VERSION] + 1
         at = _REGIONS_AT + version % 2 * _HALF
-        np.frombuffer(self._mapping, np.int64, len(bases), at)[:] = bases
-        np.frombuffer(self._mapping, np.int64, len(ends), at + MAX_REGIONS * 8)[:] = ends
+        for column, values in enumerate((bases, ends, kinds)):
+            np.frombuffer(self._mapping, np.int64, len(values), at + column * MAX_REGIONS * 8)[:] = values
         self._words[_COUNT + version % 2] = len(bases)
         fence()
         self._words[_VERSION] = version

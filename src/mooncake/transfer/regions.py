@@ -14,12 +14,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from mooncake.transfer.cma import has_ended, start_of
+from mooncake.transfer.cuda.peers import HOST, Exports
 from mooncake.transfer.pieces import Int64Array, Pieces
 from mooncake.transfer.region_table import EMPTY, MAX_REGIONS, SLOTS, RegionTable, Snapshot
 
@@ -48,6 +49,25 @@ class _Copier(NamedTuple):
     token: int
 
 
+class _Columns(NamedTuple):
+    """Of regions, sorted by base."""
+
+    bases: Int64Array
+    ends: Int64Array
+    kinds: Int64Array  # see transfer.region_table
+    rights: npt.NDArray[np.int8]  # what the processor may do
+
+    def followed_by(self, other: "_Columns") -> "_Columns":
+        return _Columns._make(np.concatenate([mine, theirs]) for mine, theirs in zip(self, other, strict=True))
+
+    def at(self, index: npt.NDArray[Any]) -> "_Columns":
+        return _Columns._make(column[index] for column in self)
+
+
+_DEVICE, _READABLE, _WRITABLE = 0, 1, 2  # rights
+_NONE = _Columns(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int8))
+
+
 class Regions:
     """Non-overlapping ranges.  Thread-safe."""
 
@@ -56,8 +76,9 @@ class Regions:
         self._changing = threading.Lock()  # one registration or unregistration at a time
         self._lock = threading.Condition()
         self._ordered: dict[int, int] = {}  # base → end, in order of registration
+        self.exports = Exports()
         self._snapshot = EMPTY
-        self._writable: npt.NDArray[np.bool_] = np.empty(0, bool)
+        self._columns = _NONE
         self._uses: dict[int, _Use] = {}
         self._copiers: dict[int, _Copier] = {}  # by slot
 
@@ -78,21 +99,18 @@ class Regions:
         with self._changing:
             order = np.argsort(bases, kind="stable")
             new, new_ends = bases[order], (bases + sizes)[order]
-            known = np.concatenate((self._snapshot.bases, new))
-            ends = np.concatenate((self._snapshot.ends, new_ends))
+            known = np.concatenate((self._columns.bases, new))
+            ends = np.concatenate((self._columns.ends, new_ends))
             merged = np.argsort(known, kind="stable")
-            known, ends = known[merged], ends[merged]
-            if (ends[:-1] > known[1:]).any():
+            if (ends[merged][:-1] > known[merged][1:]).any():
                 return OVERLAP, "a range overlaps one that is registered already, or another of the list"
             if len(known) > MAX_REGIONS:
                 return NO_MEMORY, f"more than {MAX_REGIONS} regions"
-            readable, writable = _rights(new, new_ends)
-            if not readable.all():
-                return INVALID, (
-                    f"the range at {int(new[np.argmin(readable)]):#x} is not mapped readable host memory "
-                    "(device memory is not supported by this version)"
-                )
-            self._replace(known, ends, np.concatenate((self._writable, writable))[merged])
+            try:
+                added = self._added(new, new_ends)
+            except ValueError as error:
+                return INVALID, str(error)
+            self._replace(self._columns.followed_by(added).at(merged))
             self._ordered.update(zip(bases.tolist(), (bases + sizes).tolist(), strict=True))
         return OK, ""
 
@@ -105,8 +123,7 @@ class Regions:
                 code, reason = NOT_REGISTERED, "an address is not the start of a registered region"
             if known:
                 gone = [(base, self._ordered.pop(base)) for base in known]
-                keep = ~np.isin(self._snapshot.bases, np.array(known, np.int64))
-                self._replace(self._snapshot.bases[keep], self._snapshot.ends[keep], self._writable[keep])
+                self._replace(self._columns.at(~np.isin(self._columns.bases, np.array(known, np.int64))))
                 self._wait_for_streams(gone)
                 stopped = self._wait_for_copiers()
                 if stopped:
@@ -122,14 +139,13 @@ class Regions:
         return next(iter(self._ordered), 0)
 
     def covers(self, pieces: Pieces, write: bool) -> bool:
-        """Whether every piece is known to be mapped here (writable if `write`)."""
+        """Whether every piece is known to be host memory mapped here (writable if `write`)."""
         with self._lock:
-            snapshot, writable = self._snapshot, self._writable
+            snapshot, rights = self._snapshot, self._columns.rights
         if not snapshot.covers(pieces):
             return False
-        if not write:
-            return True
-        return bool(writable[np.searchsorted(snapshot.bases, pieces.addresses, side="right") - 1].all())
+        index = np.searchsorted(snapshot.bases, pieces.addresses, side="right") - 1
+        return bool((rights[index] >= (_WRITABLE if write else _READABLE)).all())
 
     # -- serving streams
 
@@ -187,11 +203,26 @@ class Regions:
 
     # -- inside
 
-    def _replace(self, bases: Int64Array, ends: Int64Array, writable: npt.NDArray[np.bool_]) -> None:
+    def _added(self, bases: Int64Array, ends: Int64Array) -> _Columns:
+        """New regions; raises ValueError with a sentence if one is no memory."""
+        kinds = [self.exports.kind_of(base, end) for base, end in zip(bases.tolist(), ends.tolist(), strict=True)]
+        readable, writable = _rights(bases, ends)
+        rights = readable.astype(np.int8) + writable
+        for i, kind in enumerate(kinds):
+            if kind is None or (kind == HOST and not readable[i]):
+                raise ValueError(
+                    f"the range of {ends[i] - bases[i]} bytes at {bases[i]:#x} is neither readable host memory nor "
+                    "device memory of this process"
+                )
+            if kind != HOST:
+                rights[i] = _DEVICE
+        return _Columns(bases, ends, np.array(kinds, np.int64), rights)
+
+    def _replace(self, columns: _Columns) -> None:
         with self._lock:
-            self.table.publish(bases, ends)
-            self._snapshot = Snapshot(self.table.version, bases, ends)
-            self._writable = writable
+            self.table.publish(columns.bases, columns.ends, columns.kinds)
+            self._snapshot = Snapshot(self.table.version, columns.bases, columns.ends, columns.kinds)
+            self._columns = columns
 
     def _wait_for_streams(self, gone: list[tuple[int, int]]) -> None:
         def waiting() -> list[_Use]:

@@ -13,7 +13,8 @@ from mooncake.rpc.messages import DECODERS, KINDS, Attach, Attached, SegmentInfo
 from mooncake.transfer import table
 from mooncake.transfer.base import Transport, merge
 from mooncake.transfer.memory import SegmentMemory
-from mooncake.transfer.pieces import Pieces, gather, pieces_of, read_file, scatter, write_file
+from mooncake.transfer.pieces import Pieces, pieces_of
+from mooncake.transfer.room import Room
 
 ATTACH_LIMIT = 1.0  # seconds
 
@@ -27,6 +28,7 @@ class ShmTransport(Transport):
         self.memory = memory
         self.link = link
         self._writer = writer
+        self._room = Room(memory.address, memory.data_fd, memory.size)
 
     def put(self, term: int, records: list[WriteRecord], pieces: Pieces, trusted: bool) -> list[int]:
         records_table = self.memory.table
@@ -40,13 +42,14 @@ class ShmTransport(Transport):
         ]
         try:
             if not any(codes):
-                self._write([x for record in records for x in record.body.extents], pieces, trusted)
+                extents = [x for record in records for x in record.body.extents]
+                self._room.fill(merge(extents), pieces, trusted)
             else:
                 at = 0
                 for record, code in zip(records, codes, strict=True):
                     length = sum(record.body.extents[1::2])
                     if not code:
-                        self._write(record.body.extents, pieces.part(at, length), trusted)
+                        self._room.fill(merge(record.body.extents), pieces.part(at, length), trusted)
                     at += length
         except BaseException:
             for record in records:
@@ -76,7 +79,7 @@ class ShmTransport(Transport):
             if trusted:
                 ctypes.memmove(self.memory.address + offset, address, length)
             else:
-                write_file(self.memory.data_fd, offset, pieces_of([address], [length]))
+                self._room.fill([offset, length], pieces_of([address], [length]), False)
         except BaseException:
             records.abandon(slot, record.seq)
             raise
@@ -89,31 +92,15 @@ class ShmTransport(Transport):
         if trusted:
             ctypes.memmove(address, self.memory.address + offset, length)
         else:
-            read_file(self.memory.data_fd, offset, pieces_of([address], [length]))
+            self._room.empty([offset, length], pieces_of([address], [length]), False)
 
     def get(self, ranges: list[int], pieces: Pieces, trusted: bool) -> None:
-        at = 0
-        runs = merge(ranges)
-        for i in range(0, len(runs), 2):
-            offset, length = runs[i], runs[i + 1]
-            part = pieces if len(runs) == 2 else pieces.part(at, length)
-            if not (trusted and scatter(self.memory.address + offset, part)):
-                read_file(self.memory.data_fd, offset, part)
-            at += length
-
-    def _write(self, ranges: list[int], pieces: Pieces, trusted: bool) -> None:
-        at = 0
-        runs = merge(ranges)
-        for i in range(0, len(runs), 2):
-            offset, length = runs[i], runs[i + 1]
-            part = pieces if len(runs) == 2 else pieces.part(at, length)
-            if not (trusted and gather(part, self.memory.address + offset)):
-                write_file(self.memory.data_fd, offset, part)
-            at += length
+        self._room.empty(merge(ranges), pieces, trusted)
 
     def close(self) -> None:
         if self.link is not None:
             self.link.close()
+        self._room.close()
         self.memory.close()
 
 

@@ -1,18 +1,22 @@
 """Pieces to and from a tcp stream, the same for every data stream and for both of its ends.
 
 Small pieces pass through a staging buffer (gather, then one large send; one large receive, then scatter); large ones
-go straight from and to their place.  Memory not known to be mapped (`trusted` False) is only touched by the kernel.
+go straight from and to their place.  Memory not known to be mapped (`trusted` False) is only touched by the kernel,
+or by its GPU if it is device memory.
 """
 
 import mmap
 import os
 import socket
 import threading
+from collections.abc import Iterator
 from math import inf
 
 import numpy as np
 
-from mooncake.transfer.pieces import Pieces, gather, read_file, scatter, view, write_file
+from mooncake.transfer.cuda import driver
+from mooncake.transfer.pieces import Pieces, view
+from mooncake.transfer.room import Room
 from mooncake.transfer.stream import receive, send
 
 STAGING = 4 << 20
@@ -21,20 +25,20 @@ DIRECT = 512 << 10  # pieces of this size and more are not staged
 
 def send_pieces(sock: socket.socket, pieces: Pieces, trusted: bool, deadline: float = inf) -> None:
     """All of `pieces`, in order.  Raises as `stream.send` (OSError EFAULT: bad memory)."""
-    for chunk in _chunks(pieces):
-        memory = _memory(chunk) if len(chunk.addresses) == 1 else _staging().fill(chunk, trusted)
+    for chunk, direct in _chunks(pieces, trusted):
+        memory = _memory(chunk) if direct else staging().fill(chunk, trusted)
         send(sock, memory, deadline)
 
 
 def receive_pieces(sock: socket.socket, pieces: Pieces, trusted: bool, deadline: float = inf) -> None:
     """Fill `pieces`, in order.  Raises as `stream.receive` (OSError EFAULT: bad memory)."""
-    for chunk in _chunks(pieces):
-        if len(chunk.addresses) == 1:
+    for chunk, direct in _chunks(pieces, trusted):
+        if direct:
             receive(sock, _memory(chunk), deadline)
             continue
-        staging = _staging()
-        receive(sock, staging.memory[: chunk.total], deadline)
-        staging.empty(chunk, trusted)
+        buffer = staging()
+        receive(sock, buffer.memory[: chunk.total], deadline)
+        buffer.empty(chunk, trusted)
 
 
 class Staging:
@@ -47,18 +51,18 @@ class Staging:
         self.memory = memoryview(self._mapping)
         self._array = np.frombuffer(self._mapping, np.uint8)
         self.address = int(self._array.ctypes.data)
+        self._room = Room(self.address, self.fd, STAGING)
 
     def __del__(self) -> None:
+        self._room.close()
         os.close(self.fd)
 
     def fill(self, pieces: Pieces, trusted: bool) -> memoryview:
-        if not (trusted and gather(pieces, self.address)):
-            write_file(self.fd, 0, pieces)
+        self._room.fill([0, pieces.total], pieces, trusted)
         return self.memory[: pieces.total]
 
     def empty(self, pieces: Pieces, trusted: bool) -> None:
-        if not (trusted and scatter(self.address, pieces)):
-            read_file(self.fd, 0, pieces)
+        self._room.empty([0, pieces.total], pieces, trusted)
 
 
 class _Local(threading.local):
@@ -68,15 +72,25 @@ class _Local(threading.local):
 _local = _Local()
 
 
-def _staging() -> Staging:
+def staging() -> Staging:
+    """This thread's."""
     if _local.staging is None:
         _local.staging = Staging()
     return _local.staging
 
 
-def _chunks(pieces: Pieces) -> list[Pieces]:
-    """Single large pieces, or runs of small ones that fit the staging buffer."""
-    return [Pieces(pieces.addresses[first:end], pieces.lengths[first:end]) for first, end in _steps(pieces)]
+def _chunks(pieces: Pieces, trusted: bool) -> Iterator[tuple[Pieces, bool]]:
+    """Single large pieces, which go straight (True), or what fits the staging buffer."""
+    may_be_device = not trusted and driver.is_loaded()
+    for first, end in _steps(pieces):
+        chunk = Pieces(pieces.addresses[first:end], pieces.lengths[first:end])
+        if end - first > 1:
+            yield chunk, False
+        elif may_be_device and driver.range_of(int(chunk.addresses[0])):
+            for start in range(0, chunk.total, STAGING):
+                yield chunk.part(start, min(STAGING, chunk.total - start)), False
+        else:
+            yield chunk, True
 
 
 def _steps(pieces: Pieces) -> list[tuple[int, int]]:
