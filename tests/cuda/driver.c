@@ -26,7 +26,7 @@ typedef struct { int pid, fd, device; address size; } Exported;
 typedef struct Operation { int kind; address target, source, size; unsigned count; struct Operation* next; } Operation;
 typedef struct { Operation *first, **last; uint64_t queued, done; int device; } Stream;
 typedef struct { Stream* stream; uint64_t upto; } Event;
-enum { TO_DEVICE, TO_HOST, WITHIN, WIDE, BYTES };
+enum { TO_DEVICE, TO_HOST, WITHIN, WIDE, BYTES, AWAIT };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static Allocation allocations[MOST];
@@ -56,7 +56,10 @@ static int is_pinned(address at, address size) {
     return 0;
 }
 
+static int run(Stream* stream, uint64_t upto);
+
 static int perform(Operation* op) {
+    if (op->kind == AWAIT) return run((Stream*)op->source, op->size);
     if (op->kind == TO_DEVICE || op->kind == TO_HOST) {
         char* device = inside(op->kind == TO_DEVICE ? op->target : op->source, op->size);
         address host = op->kind == TO_DEVICE ? op->source : op->target;
@@ -83,13 +86,14 @@ static int perform(Operation* op) {
 }
 
 static int run(Stream* stream, uint64_t upto) {
-    while (stream->done < upto) {
+    while (stream && stream->done < upto) {
         Operation* op = stream->first;
         stream->first = op->next;
         if (!op->next) stream->last = &stream->first;
-        if (!dead) dead = perform(op);  // an error in a kernel ends the whole process's CUDA
-        free(op);
         ++stream->done;
+        int code = dead ? dead : perform(op);  // an error in a kernel ends the whole process's CUDA
+        if (!dead) dead = code;
+        free(op);
     }
     return dead;
 }
@@ -142,12 +146,8 @@ int cuStreamCreateWithPriority(Stream** stream, unsigned flags, int priority) {
     (*stream)->device = device_now();
     return OK;
 }
-int cuStreamSynchronize(Stream* stream) {
-    if (!stream) return dead;
-    pthread_mutex_lock(&lock);
-    int code = run(stream, stream->queued);
-    pthread_mutex_unlock(&lock);
-    return code;
+int cuStreamWaitEvent(Stream* stream, Event* event, unsigned flags) {
+    return queue(stream, AWAIT, 0, (address)event->stream, event->upto, 0);
 }
 int cuEventCreate(Event** event, unsigned flags) { *event = calloc(1, sizeof **event); return OK; }
 int cuEventRecord(Event* event, Stream* stream) {

@@ -3,16 +3,17 @@
 Scattered pieces pass through a little device memory of our own: the copy kernel gathers or scatters at the speed of
 device memory, the copy engines cross the bus in few large copies.  So the bus runs at its full rate whatever the size
 of the pieces, and the kernel takes multiprocessors for a thirtieth of the time that it would need to write to host
-memory itself.  Three lanes, each with a stream, alternate: while one crosses the bus, the next is gathered.
+memory itself.  Three lanes alternate: while one crosses the bus, the next is gathered.
 """
 
 import ctypes
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,13 +38,19 @@ NO_GPU = -1  # host memory, in place of a GPU's number
 
 
 class _Lanes:
-    """What one call at a time uses.  Made, and used, in the device's context."""
+    """What one call at a time uses.  Made, and used, in the device's context.
+
+    Kernels run in one stream, copies across the bus in another, so that these follow one another without a gap; the
+    events of each lane say to either when the other has done its part.
+    """
 
     def __init__(self, with_memory: bool) -> None:
         self.memory = driver.allocate(LANES * CHUNK) if with_memory else 0
-        self.streams = [driver.new_stream() for _ in range(LANES)]
-        self._events = [driver.new_event(sleeps=True) for _ in range(LANES)]
+        self.kernels, self.copies = driver.new_stream(), driver.new_stream()
+        self.by_kernel = [driver.new_event() for _ in range(LANES)]
+        self.by_copy = [driver.new_event() for _ in range(LANES)]
         self.table = driver.allocate_pinned(TABLE * _ROW)
+        self._nearly, self._end = driver.new_event(sleeps=True), driver.new_event()
         self._detour = 0
         self._rows: npt.NDArray[np.int64] = view(self.table, TABLE * 3, _WORD).view(np.int64)
 
@@ -57,9 +64,16 @@ class _Lanes:
     def load(self, table: npt.NDArray[np.int64]) -> None:
         self._rows[: table.size] = table.ravel()
 
-    def wait(self, lane: int) -> None:
-        call("cuEventRecord", self._events[lane], self.streams[lane])
-        call("cuEventSynchronize", self._events[lane])
+    def mark_nearly(self, stream: Any) -> None:
+        """Little is left to do in `stream`: so far a waiting thread may sleep, waking up takes time."""
+        driver.record(self._nearly, stream)
+
+    def wait(self, stream: Any, nearly: bool = False) -> None:
+        """Until all that `stream` has to do is done."""
+        driver.record(self._end, stream)
+        if nearly:
+            driver.wait(self._nearly)
+        driver.wait(self._end)
 
 
 class Device:
@@ -101,15 +115,15 @@ class Device:
         with self._lanes() as lanes:
             if len(lengths) <= FEW:
                 for to, at, length in zip(targets.tolist(), sources.tolist(), lengths.tolist(), strict=True):
-                    call("cuMemcpyDtoDAsync_v2", to, at, length, lanes.streams[0])
-                lanes.wait(0)
+                    call("cuMemcpyDtoDAsync_v2", to, at, length, lanes.kernels)
+                lanes.wait(lanes.kernels)
                 return
             for first in range(0, len(lengths), TABLE):
                 end = first + TABLE
                 table, wide = descriptors(sources[first:end], targets[first:end], lengths[first:end])
                 lanes.load(table)
-                self._launch(lanes, 0, 0, len(table), wide, int(lengths[first:end].max()))
-                lanes.wait(0)
+                self._launch(lanes, 0, len(table), wide, int(lengths[first:end].max()))
+                lanes.wait(lanes.kernels)
 
     # -- inside
 
@@ -121,11 +135,9 @@ class Device:
             try:
                 yield lanes
             except BaseException:
-                for lane in range(LANES):  # nothing may still be under way
-                    try:
-                        lanes.wait(lane)
-                    except CudaError:
-                        break
+                for stream in (lanes.kernels, lanes.copies):  # nothing may still be under way
+                    with suppress(CudaError):
+                        lanes.wait(stream)
                 raise
             finally:
                 with self._lock:
@@ -156,77 +168,85 @@ class Device:
         if lanes.memory and not (few and pins.split(host)[1].all()):
             return False
         near, far, lengths = pair(pieces, host)
-        out = function == "cuMemcpyDtoHAsync_v2"
+        out, last = function == "cuMemcpyDtoHAsync_v2", len(lengths) - 1
         for i, (at, to, length) in enumerate(zip(near.tolist(), far.tolist(), lengths.tolist(), strict=True)):
-            stream = lanes.streams[i % LANES]
-            call(function, *((to, at) if out else (at, to)), length, stream)
-        for lane in range(min(LANES, len(lengths))):
-            lanes.wait(lane)
+            if i == last:
+                lanes.mark_nearly(lanes.copies)
+            call(function, *((to, at) if out else (at, to)), length, lanes.copies)
+        lanes.wait(lanes.copies, nearly=True)
         return True
 
     def _gather(self, lanes: _Lanes, pieces: Pieces, host: Pieces) -> None:
         cuts, rooms, pinned = self._stage(pieces, host)
-        staged = _staged(cuts.starts, lanes.memory)
-        table, wide = descriptors(cuts.addresses, staged, cuts.lengths)
+        table, wide = descriptors(cuts.addresses, _staged(cuts.starts, lanes.memory), cuts.lengths)
         lanes.load(table)
         largest = int(cuts.lengths.max())
         waiting: list[list[tuple[int, int, int]]] = [[] for _ in range(LANES)]  # by lane: (from, to, length)
-        for chunk, (first, end, runs) in enumerate(_chunks(cuts, rooms, pinned)):
+        chunks = _chunks(cuts, rooms, pinned)
+        for chunk, (first, end, runs) in enumerate(chunks):
             lane = chunk % LANES
+            if chunk >= LANES:
+                driver.wait_in(lanes.kernels, lanes.by_copy[lane])
             self._settle(lanes, lane, waiting[lane])
-            self._launch(lanes, lane, first, end - first, wide, largest)
+            self._launch(lanes, first, end - first, wide, largest)
+            driver.record(lanes.by_kernel[lane], lanes.kernels)
+            driver.wait_in(lanes.copies, lanes.by_kernel[lane])
+            if chunk == len(chunks) - 1:
+                lanes.mark_nearly(lanes.copies)
             for address, length, at, is_pinned in runs:
                 from_device = lanes.memory + lane * CHUNK + at
                 to = address
                 if not is_pinned:
                     to = lanes.detour + lane * CHUNK + at
                     waiting[lane].append((to, address, length))
-                call("cuMemcpyDtoHAsync_v2", to, from_device, length, lanes.streams[lane])
+                call("cuMemcpyDtoHAsync_v2", to, from_device, length, lanes.copies)
+            driver.record(lanes.by_copy[lane], lanes.copies)
+        lanes.wait(lanes.copies, nearly=True)
         for lane in range(LANES):
-            lanes.wait(lane)
             self._settle(lanes, lane, waiting[lane])
 
     def _settle(self, lanes: _Lanes, lane: int, waiting: list[tuple[int, int, int]]) -> None:
         """What has come by the detour goes to its place."""
         if waiting:
-            lanes.wait(lane)
+            driver.wait(lanes.by_copy[lane])
             for source, target, length in waiting:
                 ctypes.memmove(target, source, length)
             waiting.clear()
 
     def _scatter(self, lanes: _Lanes, pieces: Pieces, host: Pieces) -> None:
         cuts, rooms, pinned = self._stage(pieces, host)
-        staged = _staged(cuts.starts, lanes.memory)
-        table, wide = descriptors(staged, cuts.addresses, cuts.lengths)
+        table, wide = descriptors(_staged(cuts.starts, lanes.memory), cuts.addresses, cuts.lengths)
         lanes.load(table)
         largest = int(cuts.lengths.max())
-        for chunk, (first, end, runs) in enumerate(_chunks(cuts, rooms, pinned)):
+        chunks = _chunks(cuts, rooms, pinned)
+        for chunk, (first, end, runs) in enumerate(chunks):
             lane = chunk % LANES
-            if not all(is_pinned for *_, is_pinned in runs):
-                lanes.wait(lane)  # the detour may still be read
+            if chunk >= LANES:
+                driver.wait_in(lanes.copies, lanes.by_kernel[lane])
+                if not all(is_pinned for *_, is_pinned in runs):
+                    driver.wait(lanes.by_copy[lane])  # the detour may still be read
+            if chunk == len(chunks) - 1:
+                lanes.mark_nearly(lanes.copies)
             for address, length, at, is_pinned in runs:
                 source = address
                 if not is_pinned:
                     source = lanes.detour + lane * CHUNK + at
                     ctypes.memmove(source, address, length)
-                call("cuMemcpyHtoDAsync_v2", lanes.memory + lane * CHUNK + at, source, length, lanes.streams[lane])
-            self._launch(lanes, lane, first, end - first, wide, largest)
-        for lane in range(LANES):
-            lanes.wait(lane)
+                call("cuMemcpyHtoDAsync_v2", lanes.memory + lane * CHUNK + at, source, length, lanes.copies)
+            driver.record(lanes.by_copy[lane], lanes.copies)
+            driver.wait_in(lanes.kernels, lanes.by_copy[lane])
+            self._launch(lanes, first, end - first, wide, largest)
+            driver.record(lanes.by_kernel[lane], lanes.kernels)
+        lanes.wait(lanes.kernels, nearly=True)
 
     def _stage(self, pieces: Pieces, host: Pieces) -> tuple[Cuts, Cuts, list[bool]]:
         rooms = cut(host, CHUNK)
         return cut(pieces, CHUNK), rooms, pins.split(Pieces(rooms.addresses, rooms.lengths))[1].tolist()
 
-    def _launch(self, lanes: _Lanes, lane: int, first: int, count: int, wide: bool, largest: int) -> None:
+    def _launch(self, lanes: _Lanes, first: int, count: int, wide: bool, largest: int) -> None:
         slices = min(-(-largest // _SLICE), 65535)
-        driver.launch(
-            self._wide if wide else self._narrow,
-            (count, slices),
-            _THREADS,
-            lanes.table + first * _ROW,
-            lanes.streams[lane],
-        )
+        kernel = self._wide if wide else self._narrow
+        driver.launch(kernel, (count, slices), _THREADS, lanes.table + first * _ROW, lanes.kernels)
 
 
 @cache
@@ -272,18 +292,16 @@ def _staged(starts: Int64Array, memory: int) -> Int64Array:
     return np.asarray(memory + starts // CHUNK % LANES * CHUNK + starts % CHUNK)
 
 
-def _chunks(cuts: Cuts, rooms: Cuts, pinned: list[bool]) -> Iterator[tuple[int, int, list[tuple[int, int, int, bool]]]]:
+def _chunks(cuts: Cuts, rooms: Cuts, pinned: list[bool]) -> list[tuple[int, int, list[tuple[int, int, int, bool]]]]:
     """For each chunk: its descriptors [first, end), and its host ranges: (address, length, offset in it, pinned)."""
     total = int(cuts.starts[-1] + cuts.lengths[-1])
-    firsts, ranges = cuts.firsts(CHUNK, total), rooms.firsts(CHUNK, total)
-    addresses, lengths, offsets = rooms.addresses.tolist(), rooms.lengths.tolist(), (rooms.starts % CHUNK).tolist()
-    for chunk in range(len(firsts) - 1):
-        low, high = ranges[chunk], ranges[chunk + 1]
-        yield (
-            firsts[chunk],
-            firsts[chunk + 1],
-            list(zip(addresses[low:high], lengths[low:high], offsets[low:high], pinned[low:high], strict=True)),
-        )
+    firsts, bounds = cuts.firsts(CHUNK, total), rooms.firsts(CHUNK, total)
+    offsets = (rooms.starts % CHUNK).tolist()
+    ranges = list(zip(rooms.addresses.tolist(), rooms.lengths.tolist(), offsets, pinned, strict=True))
+    return [
+        (firsts[chunk], firsts[chunk + 1], ranges[bounds[chunk] : bounds[chunk + 1]])
+        for chunk in range(len(firsts) - 1)
+    ]
 
 
 def _batches(pieces: Pieces, host: Pieces) -> Iterator[tuple[Pieces, Pieces]]:

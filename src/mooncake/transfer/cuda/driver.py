@@ -52,7 +52,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "cuCtxGetStreamPriorityRange": [_pointer, _pointer],
     "cuThreadExchangeStreamCaptureMode": [_pointer],
     "cuStreamCreateWithPriority": [_pointer, _u32, _int],
-    "cuStreamSynchronize": [_pointer],
+    "cuStreamWaitEvent": [_pointer, _pointer, _u32],
     "cuEventCreate": [_pointer, _u32],
     "cuEventRecord": [_pointer, _pointer],
     "cuEventSynchronize": [_pointer],
@@ -77,6 +77,7 @@ _QUICK = {
     "cuCtxPopCurrent_v2",
     "cuThreadExchangeStreamCaptureMode",
     "cuEventRecord",
+    "cuStreamWaitEvent",
     "cuMemcpyHtoDAsync_v2",
     "cuMemcpyDtoHAsync_v2",
     "cuMemcpyDtoDAsync_v2",
@@ -198,11 +199,26 @@ def new_stream() -> Any:
     return stream
 
 
-def new_event(sleeps: bool) -> Any:
+def new_event(sleeps: bool = False) -> Any:
     """`sleeps`: who waits for it sleeps instead of looking again and again."""
     event = _pointer()
     call("cuEventCreate", ctypes.byref(event), _DISABLE_TIMING | (_BLOCKING_SYNC if sleeps else 0))
     return event
+
+
+def record(event: Any, stream: Any) -> None:
+    """The event comes when all that the stream has to do now is done."""
+    call("cuEventRecord", event, stream)
+
+
+def wait_in(stream: Any, event: Any) -> None:
+    """What is given to the stream from now on waits for the event."""
+    call("cuStreamWaitEvent", stream, event, 0)
+
+
+def wait(event: Any) -> None:
+    """This thread waits for the event.  Raises CudaError if what came before it failed."""
+    call("cuEventSynchronize", event)
 
 
 def allocate(size: int) -> int:

@@ -40,9 +40,9 @@ def cut(pieces: Pieces, step: int) -> Cuts:
     ends = np.cumsum(pieces.lengths)
     starts = ends - pieces.lengths
     marks = np.arange(step, int(ends[-1]), step)
-    if not np.isin(marks, starts, assume_unique=True).all():
-        return _at(pieces, starts, np.union1d(starts, marks), int(ends[-1]))
-    return Cuts(pieces.addresses, pieces.lengths, starts)
+    if (starts[np.searchsorted(starts, marks, side="right") - 1] == marks).all():
+        return Cuts(pieces.addresses, pieces.lengths, starts)
+    return _at(pieces, starts, np.union1d(starts, marks), int(ends[-1]))
 
 
 def pair(one: Pieces, other: Pieces) -> tuple[Int64Array, Int64Array, Int64Array]:
