@@ -4,7 +4,8 @@
     ├── ConfigError         a user's setting is wrong; its text says which, what was expected, what to do
     ├── StoreError          an operation ended with a documented code (`.code`)
     │   ├── Unavailable     the master or a peer cannot be reached (-900)
-    │   └── TimedOut        no answer within the limit (-901)
+    │   ├── TimedOut        no answer within the limit (-901)
+    │   └── UnsoundError    what cannot be pieces of memory (-600)
     └── TransferError       bytes could not be moved (-800)
         └── TransferTimedOut    not within the time limit
 
@@ -80,6 +81,13 @@ class TimedOut(StoreError):
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorCode.RPC_FAIL, message)
+
+
+class UnsoundError(StoreError):
+    """Addresses or lengths that cannot be pieces of memory."""
+
+    def __init__(self) -> None:
+        super().__init__(ErrorCode.INVALID_PARAMS)
 
 
 class TransferError(StoreError):

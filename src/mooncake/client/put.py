@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from mooncake.client.attachments import Attachments
-from mooncake.errors import ErrorCode, StoreError, TransferError
-from mooncake.rpc.client import Client
+from mooncake.errors import ErrorCode, StoreError, TransferError, UnsoundError
+from mooncake.rpc.client import Client, Meanwhile
 from mooncake.rpc.messages import Body, Codes, Grant, Part, PutEnd, PutOptions, PutStart, PutStarted, WriteRecord
 from mooncake.transfer.pieces import Pieces, pieces_of
 
@@ -48,18 +48,29 @@ class PutPipeline:
         self._client_id = client_id
 
     def put(
-        self, keys: list[str], sizes: list[int], pieces_of: PiecesOf, options: PutOptions | None, trust: Trust
+        self,
+        keys: list[str],
+        sizes: list[int],
+        pieces_of: PiecesOf,
+        options: PutOptions | None,
+        trust: Trust,
+        meanwhile: Meanwhile | None = None,
     ) -> list[int]:
-        """Store a batch; a code a key (0 or negative).  Sizes are bytes, > 0."""
+        """Store a batch; a code a key (0 or negative).  Sizes are bytes, > 0.  `meanwhile` as in Client.call."""
         try:
-            started = self._rpc.call(PutStart(keys, sizes, options), PutStarted)
+            started = self._rpc.call(PutStart(keys, sizes, options), PutStarted, meanwhile)
         except StoreError as error:
             return [int(error.code)] * len(keys)
         codes = [grant if isinstance(grant, int) else 0 for grant in started.grants]
         granted = {i: grant for i, grant in enumerate(started.grants) if isinstance(grant, Grant)}
         if not granted:
             return codes
-        bad = self._write(keys, sizes, granted, started.term, pieces_of, options, trust)
+        try:
+            bad = self._write(keys, sizes, granted, started.term, pieces_of, options, trust)
+        except UnsoundError as error:  # nothing has been written
+            bad = {
+                (i, number): int(error.code) for i, grant in granted.items() for number in range(len(grant.replicas))
+            }
         self._finish(granted, bad, codes)
         return codes
 

@@ -94,6 +94,9 @@ def send_soon(sock: socket.socket, data: bytes) -> None:
     sock.sendall(data)  # there is no room at once, or an error, which this raises
 
 
+Meanwhile = Callable[[], object]
+
+
 class Connection:
     """One connection and its buffer; used by one thread at a time.
 
@@ -110,10 +113,12 @@ class Connection:
         self._reader = frame.FrameReader()
         self._next_id = 1
 
-    def call(self, message: Message, prefix: bytes = b"") -> Message:
-        """Send `prefix` and `message`, wait for the reply.  Raises OSError (BlockingIOError: limit reached),
-        StoreError if the server refused."""
+    def call(self, message: Message, prefix: bytes = b"", meanwhile: Meanwhile | None = None) -> Message:
+        """Send `prefix` and `message`, do `meanwhile`, wait for the reply.  Raises OSError (BlockingIOError: limit
+        reached), StoreError if the server refused."""
         request_id = self._send(message, prefix)
+        if meanwhile is not None:
+            meanwhile()
         while True:
             answer = self._receive_until(request_id)
             if answer is not None:
@@ -198,8 +203,9 @@ class Client:
     def down(self) -> bool:
         return self._down.is_set()
 
-    def call(self, message: Message, reply: type[Reply]) -> Reply:
-        """The reply, of type `reply`.  Raises Unavailable, TimedOut or StoreError; each within the limit.
+    def call(self, message: Message, reply: type[Reply], meanwhile: Meanwhile | None = None) -> Reply:
+        """The reply, of type `reply`.  Raises Unavailable, TimedOut or StoreError; each within the limit.  What is to
+        be done in any case can be done `meanwhile`, while the master works; it may not fail, and be done twice.
 
         A pooled connection may be dead because the master was restarted: then the call goes once more on a new one.
         A PutStart only if it is indeed another master: the old one may have granted it already.
@@ -213,7 +219,7 @@ class Client:
                 self._give_back(connection, generation)
                 raise Unavailable(f"the connection to the master at {self.address} broke in the middle of a put")
             try:
-                answer = connection.call(message, self.on_one_way())
+                answer = connection.call(message, self.on_one_way(), meanwhile)
             except BlockingIOError:
                 self._discard(connection)
                 self._mark_down()

@@ -7,13 +7,12 @@ from mooncake.errors import ErrorCode, StoreError
 from mooncake.rpc.messages import Found
 from mooncake.store.buffers import BufferHandle, new_bytes
 from mooncake.store.member import INVALID, Member, NotSetUpError
-from mooncake.store.vectors import Lists, is_sound, pieces_by_value, sound_whole, trust_of
+from mooncake.store.vectors import Lists, Vectors, is_sound, pieces_by_value, trust_of
 
 if TYPE_CHECKING:
     from mooncake.client.client import StoreClient
     from mooncake.client.get import Located
     from mooncake.client.put import PiecesOf
-    from mooncake.transfer.pieces import Pieces
 
 TRANSFER_FAIL = int(ErrorCode.TRANSFER_FAIL)
 
@@ -91,16 +90,16 @@ class Gets(Member):
         if not len(keys) == len(all_buffer_ptrs) == len(all_sizes):
             return [INVALID] * len(keys)
         rooms = list(map(sum, all_sizes))
-        whole = sound_whole(all_buffer_ptrs, all_sizes)
+        vectors = Vectors(all_buffer_ptrs, all_sizes)
 
         def fits(i: int, size: int) -> int:
-            if rooms[i] == size and (whole is not None or is_sound(all_buffer_ptrs[i], all_sizes[i])):
+            if rooms[i] == size and (vectors.whole is not None or is_sound(all_buffer_ptrs[i], all_sizes[i])):
                 return 0
             if len(all_buffer_ptrs[i]) != len(all_sizes[i]):
                 return TRANSFER_FAIL
             return TRANSFER_FAIL if rooms[i] > size else INVALID
 
-        return self._get_many(keys, fits, all_buffer_ptrs, all_sizes, whole)
+        return self._get_many(keys, fits, all_buffer_ptrs, all_sizes, vectors)
 
     def get_into_ranges(
         self,
@@ -151,15 +150,15 @@ class Gets(Member):
         fits: Callable[[int, int], int],
         addresses: Lists,
         sizes: Lists | None,
-        whole: "Pieces | None" = None,
+        vectors: Vectors | None = None,
     ) -> list[int]:
         """Read into given memory what fits(index, size) says 0 to; without `sizes`, each value is one piece.
-        `whole`: the pieces of all values, made before."""
+        `vectors`: the pieces of all values."""
         if not keys:
             return []
         try:
             client = self._joined()
-            located = client.gets.locate(list(keys))
+            located = client.gets.locate(list(keys), vectors.make if vectors is not None else None)
         except NotSetUpError:
             return [INVALID] * len(keys)
         except StoreError as error:
@@ -171,11 +170,11 @@ class Gets(Member):
             return results
         founds = [found for i in chosen if not isinstance(found := located.found[i], int)]
         if len(chosen) < len(keys):
-            addresses, whole = [addresses[i] for i in chosen], None
+            addresses, vectors = [addresses[i] for i in chosen], None
             sizes = None if sizes is None else [sizes[i] for i in chosen]
         if sizes is None:
             sizes = [[found.size] for found in founds]
-        codes = _fetch(client, located, founds, pieces_by_value(addresses, sizes, whole), checked=False)
+        codes = _fetch(client, located, founds, pieces_by_value(addresses, sizes, vectors), checked=False)
         for i, found, code in zip(chosen, founds, codes, strict=True):
             results[i] = code or found.size
         return results

@@ -7,11 +7,12 @@ from mooncake.errors import ErrorCode
 from mooncake.store.buffers import source_of
 from mooncake.store.member import INVALID, Member, NotSetUpError
 from mooncake.store.types import ReplicateConfig
-from mooncake.store.vectors import is_sound, pieces_by_value, sound_whole, trust_of
+from mooncake.store.vectors import Vectors, is_sound, pieces_by_value, trust_of
 
 if TYPE_CHECKING:
     from mooncake.client.client import StoreClient
     from mooncake.client.put import PiecesOf
+    from mooncake.rpc.client import Meanwhile
     from mooncake.rpc.messages import PutOptions
 
 EXISTS = int(ErrorCode.OBJECT_ALREADY_EXISTS)
@@ -149,10 +150,13 @@ class Puts(Member):
             if options is None:
                 return [INVALID] * len(keys)
         totals = list(map(sum, sizes))
-        whole = sound_whole(addresses, sizes)
-        if whole is not None and all(keys) and (not totals or (min(totals) > 0 and max(totals) <= largest)):
-            vectors = pieces_by_value(addresses, sizes, whole)
-            return self._store(client, list(keys), totals, vectors, options, checked)
+        if all(keys) and (not totals or (min(totals) > 0 and max(totals) <= largest)):
+            vectors = Vectors(addresses, sizes)
+            codes = self._store(
+                client, list(keys), totals, pieces_by_value(addresses, sizes, vectors), options, checked, vectors.make
+            )
+            if vectors.whole is not None:
+                return codes
         good = [
             i for i, key in enumerate(keys) if key and 0 < totals[i] <= largest and is_sound(addresses[i], sizes[i])
         ]
@@ -180,6 +184,7 @@ class Puts(Member):
         vectors: "PiecesOf",
         options: "PutOptions | None",
         checked: bool,
+        meanwhile: "Meanwhile | None" = None,
     ) -> list[int]:
-        codes = client.puts.put(keys, totals, vectors, options, trust_of(client, checked, write=False))
+        codes = client.puts.put(keys, totals, vectors, options, trust_of(client, checked, write=False), meanwhile)
         return [0 if code == EXISTS else code for code in codes]

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from mooncake.errors import UnsoundError
+
 if TYPE_CHECKING:
     from mooncake.client.client import StoreClient
     from mooncake.client.put import PiecesOf, Trust
@@ -17,13 +19,36 @@ def trust_of(client: "StoreClient", checked: bool, write: bool) -> "Trust":
     return lambda pieces: client.registered.covers(pieces, write)
 
 
-def pieces_by_value(addresses: Lists, sizes: Lists, whole: "Pieces | None" = None) -> "PiecesOf":
-    """The pieces of some of the values; `whole`, if given, is those of all, made before."""
+class Vectors:
+    """The pieces of a batch; made while the master looks for room or for the values, which takes as long."""
+
+    def __init__(self, addresses: Lists, sizes: Lists) -> None:
+        self._addresses, self._sizes = addresses, sizes
+        self._whole: Pieces | None = None
+        self._is_made = False
+
+    def make(self) -> None:
+        if not self._is_made:
+            self._is_made = True
+            self._whole = sound_whole(self._addresses, self._sizes)
+
+    @property
+    def whole(self) -> "Pieces | None":
+        """All of them, or None if some value must be refused."""
+        self.make()
+        return self._whole
+
+
+def pieces_by_value(addresses: Lists, sizes: Lists, vectors: Vectors | None = None) -> "PiecesOf":
+    """The pieces of some of the values; `vectors`, if given, has those of all.  That raises UnsoundError if some value
+    must be refused."""
     from mooncake.transfer.pieces import flatten
 
     def pieces_of(values: Sequence[int]) -> "Pieces":
+        if vectors is not None and vectors.whole is None:
+            raise UnsoundError
         if len(values) == len(addresses):
-            return flatten(addresses, sizes) if whole is None else whole
+            return flatten(addresses, sizes) if vectors is None or vectors.whole is None else vectors.whole
         return flatten([addresses[i] for i in values], [sizes[i] for i in values])
 
     return pieces_of

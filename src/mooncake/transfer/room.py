@@ -5,6 +5,7 @@ kernel, to which a bad address is an error and not a crash.
 """
 
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +14,7 @@ from mooncake.transfer.cuda import driver
 from mooncake.transfer.pieces import Pieces, gather, pieces_of, read_file, scatter, write_file
 
 if TYPE_CHECKING:
+    from mooncake.transfer.cuda.crossing import Outward
     from mooncake.transfer.cuda.device import Device
 
 
@@ -25,17 +27,16 @@ class Room:
         self._size = size
         self._is_pinned = False
 
+    @contextmanager
+    def filling(self) -> "Iterator[Filling]":
+        """To fill in several steps; at the end all bytes are there."""
+        with ExitStack() as stack:
+            yield Filling(self, stack)
+
     def fill(self, ranges: list[int], pieces: Pieces, trusted: bool) -> None:
         """Pieces → ranges.  Raises TransferError."""
-        if not trusted and driver.is_loaded():
-            for device, at, part in _by_device(pieces):
-                if device is None:
-                    self._fill(_part(ranges, at, part.total), part, False)
-                else:
-                    self._pin(device)
-                    device.write_out(part, self._host(_part(ranges, at, part.total)))
-            return
-        self._fill(ranges, pieces, trusted)
+        with self.filling() as filling:
+            filling.fill(ranges, pieces, trusted)
 
     def empty(self, ranges: list[int], pieces: Pieces, trusted: bool) -> None:
         """Ranges → pieces.  Raises TransferError."""
@@ -44,8 +45,8 @@ class Room:
                 if device is None:
                     self._empty(_part(ranges, at, part.total), part, False)
                 else:
-                    self._pin(device)
-                    device.read_in(self._host(_part(ranges, at, part.total)), part)
+                    self.pin(device)
+                    device.read_in(self.host(_part(ranges, at, part.total)), part)
             return
         self._empty(ranges, pieces, trusted)
 
@@ -58,7 +59,7 @@ class Room:
 
     # -- inside
 
-    def _fill(self, ranges: list[int], pieces: Pieces, trusted: bool) -> None:
+    def fill_here(self, ranges: list[int], pieces: Pieces, trusted: bool) -> None:
         for offset, part in _runs(ranges, pieces):
             if not (trusted and gather(part, self._address + offset)):
                 write_file(self._fd, offset, part)
@@ -68,16 +69,42 @@ class Room:
             if not (trusted and scatter(self._address + offset, part)):
                 read_file(self._fd, offset, part)
 
-    def _host(self, ranges: list[int]) -> Pieces:
+    def host(self, ranges: list[int]) -> Pieces:
+        """Ranges as addresses."""
         flat = np.array(ranges, np.int64)
         return Pieces(flat[0::2] + self._address, flat[1::2].copy())
 
-    def _pin(self, device: "Device") -> None:
+    def pin(self, device: "Device") -> None:
+        """Have the memory pinned, unless that has been asked for already."""
         if not self._is_pinned:
             from mooncake.transfer.cuda.pins import pins
 
             self._is_pinned = True
             pins.want(device.context, self._address, self._size)
+
+
+class Filling:
+    """Steps of filling a room.  What GPUs have to do goes on while the next step is prepared."""
+
+    def __init__(self, room: Room, stack: ExitStack) -> None:
+        self._room = room
+        self._stack = stack
+        self._outward: dict[Device, Outward] = {}
+
+    def fill(self, ranges: list[int], pieces: Pieces, trusted: bool) -> None:
+        """Pieces → ranges.  Raises TransferError."""
+        if trusted or not driver.is_loaded():
+            self._room.fill_here(ranges, pieces, trusted)
+            return
+        for device, at, part in _by_device(pieces):
+            room = _part(ranges, at, part.total)
+            if device is None:
+                self._room.fill_here(room, part, False)
+                continue
+            self._room.pin(device)
+            if device not in self._outward:
+                self._outward[device] = self._stack.enter_context(device.writing_out())
+            self._outward[device].add(part, self._room.host(room))
 
 
 def _runs(ranges: list[int], pieces: Pieces) -> Iterator[tuple[int, Pieces]]:
