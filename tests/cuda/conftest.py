@@ -22,12 +22,14 @@ cuda.fake_free.argtypes = [ctypes.c_uint64]
 
 def device_memory(size, gpu=0):
     address = ctypes.c_uint64()
-    assert cuda.fake_allocate(ctypes.byref(address), size, gpu) == 0
+    code = cuda.fake_allocate(ctypes.byref(address), size, gpu)
+    assert code == 0, code
     return address.value
 
 def fill(address, data):
     data = bytes(data)
-    assert cuda.fake_write(address, data, len(data)) == 0
+    code = cuda.fake_write(address, data, len(data))
+    assert code == 0, code
 
 def content(address, size):
     out = ctypes.create_string_buffer(size)

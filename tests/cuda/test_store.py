@@ -252,3 +252,54 @@ assert store.put_from("a", at, 5000) == 0 and store.get_into("a", at, 5000) == 5
 result = "libcuda" not in open("/proc/self/maps").read()
 """
     )
+
+
+def test_a_batch_in_overlapping_parts(pace, master, make_gpu_worker):
+    """Large batches are cut, and one part is copied while the next is asked for: the results are those of one batch."""
+    worker = make_gpu_worker(master, segment=128 * MIB)
+    worker(ROUND_TRIPS)
+    worker(
+        """
+from mooncake.store import vectors
+vectors.PART = 300 << 10
+assert all(round_trip(seed, [32 << 10, 4096], 40, 16) for seed in range(3))
+assert round_trip(9, [1, 17, 70001], 30, 8)
+size, block = 8 << 20, 32 << 10
+at, data = device_memory(size), noise(size)
+fill(at, data)
+gone = device_memory(size)
+cuda.fake_free(gone)
+n = 64
+keys = [f"part-{i}" for i in range(n)]
+where = [[at + i * 4 * block, at + (i * 4 + 2) * block] for i in range(n)]
+sizes = [[block, block] for _ in range(n)]
+where[20] = [0, at]          # unsound: refused, the others are stored
+where[50] = [gone, gone + block]
+sizes[30] = [block]          # lengths that do not match
+config = ReplicateConfig()
+config.group_ids = [f"group-{i}" for i in range(n)]
+assert store.put_from("part-3", at, 100) == 0
+codes = store.batch_put_from_multi_buffers(keys, where, sizes, config)
+assert [codes[i] for i in (20, 30)] == [-600, -600]
+assert codes[50] == -800
+lost = {i for i, code in enumerate(codes) if code}
+assert {20, 30, 50} <= lost and len(lost) < 2 + 16, lost  # those that share a copy with 50, no other part's
+for i in range(n):
+    if i in lost:
+        assert store.is_exist(keys[i]) == 0
+    elif i != 3:
+        assert store.get(keys[i]) == data[i * 4 * block :][:block] + data[(i * 4 + 2) * block :][:block]
+assert store.get("part-3") == data[:100]
+to = device_memory(size)
+fill(to, bytes(size))
+back = [[to + i * 4 * block, to + (i * 4 + 2) * block] for i in range(n)]
+got = store.batch_get_into_multi_buffers(keys, back, [[block, block]] * n)
+assert [got[i] for i in range(n) if i not in lost and i != 3] == [2 * block] * (n - len(lost) - 1)
+assert got[3] < 0 and all(got[i] == -704 for i in lost)
+whole = content(to, size)
+for i in range(n):
+    if i not in lost and i != 3:
+        assert whole[i * 4 * block :][:block] == data[i * 4 * block :][:block]
+assert sound()
+"""
+    )

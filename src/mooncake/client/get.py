@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from mooncake.errors import ErrorCode, StoreError, TransferError
 from mooncake.rpc.client import Client, Meanwhile
 from mooncake.rpc.messages import Found, GetReply, GetStart
 from mooncake.transfer.pieces import Pieces, pieces_of
+from mooncake.transfer.steps import finish
 
 LEASE_MARGIN = 0.02  # of the lease, for the difference of two clocks' rates
 
@@ -87,6 +88,12 @@ class GetPipeline:
             self.finish(located)
 
     def fetch(self, places: list[list[list[int]]], pieces_of: PiecesOf, deadline: float, trust: Trust) -> list[int]:
+        """As fetch_steps, at once."""
+        return finish(self.fetch_steps(places, pieces_of, deadline, trust))
+
+    def fetch_steps(
+        self, places: list[list[list[int]]], pieces_of: PiecesOf, deadline: float, trust: Trust
+    ) -> Generator[None, None, list[int]]:
         """Copy values into pieces.  `places`: for each value the places of its replicas.  A code a value."""
         codes = [0] * len(places)
         left = {
@@ -96,7 +103,7 @@ class GetPipeline:
         while left:
             failed: list[int] = []
             for segment, share in self._by_segment(left).items():
-                code = self._read(segment, share, pieces_of, deadline, trust)
+                code = yield from self._read(segment, share, pieces_of, deadline, trust)
                 if code:
                     failed += [value for value, _, _ in share]
                     for value, _, _ in share:
@@ -106,12 +113,14 @@ class GetPipeline:
                 codes[i] = 0
         return codes
 
-    def _read(self, segment: int, share: "list[_Cut]", pieces_of: PiecesOf, deadline: float, trust: Trust) -> int:
+    def _read(
+        self, segment: int, share: "list[_Cut]", pieces_of: PiecesOf, deadline: float, trust: Trust
+    ) -> Generator[None, None, int]:
         ranges = list(itertools.chain.from_iterable(cut.ranges for cut in share))
         vector = _pieces(share, pieces_of)
         try:
             with self._attachments.use(segment) as transport:
-                transport.get(ranges, vector, trust(vector))
+                yield from transport.get_steps(ranges, vector, trust(vector))
         except TransferError as error:
             self._attachments.forget(segment)
             return int(error.code)

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from mooncake.errors import ErrorCode, StoreError, TransferError, UnsoundError
 from mooncake.rpc.client import Client, Meanwhile
 from mooncake.rpc.messages import Body, Codes, Grant, Part, PutEnd, PutOptions, PutStart, PutStarted, WriteRecord
 from mooncake.transfer.pieces import Pieces, pieces_of
+from mooncake.transfer.steps import finish
 
 PiecesOf = Callable[[Sequence[int]], Pieces]
 """Gives the pieces of some of a batch's values (by index, in that order), one after another."""
@@ -47,7 +48,7 @@ class PutPipeline:
         self._attachments = attachments
         self._client_id = client_id
 
-    def put(
+    def put_steps(
         self,
         keys: list[str],
         sizes: list[int],
@@ -55,7 +56,7 @@ class PutPipeline:
         options: PutOptions | None,
         trust: Trust,
         meanwhile: Meanwhile | None = None,
-    ) -> list[int]:
+    ) -> Generator[None, None, list[int]]:
         """Store a batch; a code a key (0 or negative).  Sizes are bytes, > 0.  `meanwhile` as in Client.call."""
         try:
             started = self._rpc.call(PutStart(keys, sizes, options), PutStarted, meanwhile)
@@ -66,11 +67,10 @@ class PutPipeline:
         if not granted:
             return codes
         try:
-            bad = self._write(keys, sizes, granted, started.term, pieces_of, options, trust)
+            bad = yield from self._write(keys, sizes, granted, started.term, pieces_of, options, trust)
         except UnsoundError as error:  # nothing has been written
-            bad = {
-                (i, number): int(error.code) for i, grant in granted.items() for number in range(len(grant.replicas))
-            }
+            code = int(error.code)
+            bad = {(i, number): code for i, grant in granted.items() for number in range(len(grant.replicas))}
         self._finish(granted, bad, codes)
         return codes
 
@@ -93,7 +93,9 @@ class PutPipeline:
         codes = [0]
         if mapped is None:
             pieces = pieces_of([address], [size])
-            bad = self._write([key], [size], {0: grant}, started.term, lambda _: pieces, options, lambda _: trusted)
+            bad = finish(
+                self._write([key], [size], {0: grant}, started.term, lambda _: pieces, options, lambda _: trusted)
+            )
         else:
             attachment, transport = mapped
             body = self._body(key, size, [part.extents[0], size], 0, 0, 1, options or _PLAIN, 0)
@@ -148,7 +150,7 @@ class PutPipeline:
         pieces_of: PiecesOf,
         options: PutOptions | None,
         trust: Trust,
-    ) -> dict[tuple[int, int], int]:
+    ) -> Generator[None, None, dict[tuple[int, int], int]]:
         """Fill the granted room; (index, replica) → code of what failed."""
         shares: dict[int, _Share] = {}
         options = options or _PLAIN
@@ -168,18 +170,19 @@ class PutPipeline:
                     start += length
         bad: dict[tuple[int, int], int] = {}
         for segment, share in shares.items():
-            for value, replica, code in zip(
-                share.values, share.replicas, self._fill(segment, share, term, pieces_of, trust), strict=True
-            ):
+            filled = yield from self._fill(segment, share, term, pieces_of, trust)
+            for value, replica, code in zip(share.values, share.replicas, filled, strict=True):
                 if code:
                     bad[value, replica] = code
         return bad
 
-    def _fill(self, segment: int, share: _Share, term: int, pieces_of: PiecesOf, trust: Trust) -> list[int]:
+    def _fill(
+        self, segment: int, share: _Share, term: int, pieces_of: PiecesOf, trust: Trust
+    ) -> Generator[None, None, list[int]]:
         pieces = pieces_of(share.values) if share.whole else _cut(share, pieces_of)
         try:
             with self._attachments.use(segment) as transport:
-                codes = transport.put(term, share.records, pieces, trust(pieces))
+                codes = yield from transport.put_steps(term, share.records, pieces, trust(pieces))
         except TransferError as error:
             self._attachments.forget(segment)
             return [int(error.code)] * len(share.records)

@@ -134,6 +134,10 @@ class PutOptions(Message):
     groups: list[str] = []
     data_type: int = 0
 
+    def of(self, part: slice) -> PutOptions:
+        """Those of some of the keys."""
+        return msgspec.structs.replace(self, groups=self.groups[part])
+
 
 class PutStart(Message):
     """`eager`: this put's PutEnd will follow within milliseconds, and its caller may go on before the reply to

@@ -1,13 +1,15 @@
 """The get family: values from the pool into fresh memory or to given addresses."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from mooncake.errors import ErrorCode, StoreError
 from mooncake.rpc.messages import Found
 from mooncake.store.buffers import BufferHandle, new_bytes
 from mooncake.store.member import INVALID, Member, NotSetUpError
-from mooncake.store.vectors import Lists, Vectors, is_sound, pieces_by_value, trust_of
+from mooncake.store.vectors import Lists, Vectors, is_sound, parts_of, pieces_by_value, trust_of
+from mooncake.transfer.steps import finish, overlap
 
 if TYPE_CHECKING:
     from mooncake.client.client import StoreClient
@@ -77,7 +79,11 @@ class Gets(Member):
         def fits(i: int, size: int) -> int:
             return 0 if size <= sizes[i] and 0 < buffer_ptrs[i] < 1 << 63 else INVALID
 
-        return self._get_many(keys, fits, [[address] for address in buffer_ptrs], None)
+        try:
+            client = self._joined()
+        except NotSetUpError:
+            return [INVALID] * len(keys)
+        return finish(self._get_steps(client, keys, fits, [[address] for address in buffer_ptrs], None))
 
     def batch_get_into_multi_buffers(
         self,
@@ -89,17 +95,31 @@ class Gets(Member):
         """Copy values to pieces; the pieces of a key must add up to exactly its size.  Bytes or a code a key."""
         if not len(keys) == len(all_buffer_ptrs) == len(all_sizes):
             return [INVALID] * len(keys)
+        try:
+            client = self._joined()
+        except NotSetUpError:
+            return [INVALID] * len(keys)
         rooms = list(map(sum, all_sizes))
-        vectors = Vectors(all_buffer_ptrs, all_sizes)
+        parts = parts_of(client, rooms, all_buffer_ptrs) if keys else []
+        got = overlap(
+            self._fill_exactly(client, keys[part], all_buffer_ptrs[part], all_sizes[part], rooms[part])
+            for part in parts
+        )
+        return list(chain.from_iterable(got))
+
+    def _fill_exactly(
+        self, client: "StoreClient", keys: Sequence[str], addresses: Lists, sizes: Lists, rooms: list[int]
+    ) -> Generator[None, None, list[int]]:
+        vectors = Vectors(addresses, sizes)
 
         def fits(i: int, size: int) -> int:
-            if rooms[i] == size and (vectors.whole is not None or is_sound(all_buffer_ptrs[i], all_sizes[i])):
+            if rooms[i] == size and (vectors.whole is not None or is_sound(addresses[i], sizes[i])):
                 return 0
-            if len(all_buffer_ptrs[i]) != len(all_sizes[i]):
+            if len(addresses[i]) != len(sizes[i]):
                 return TRANSFER_FAIL
             return TRANSFER_FAIL if rooms[i] > size else INVALID
 
-        return self._get_many(keys, fits, all_buffer_ptrs, all_sizes, vectors)
+        return self._get_steps(client, keys, fits, addresses, sizes, vectors)
 
     def get_into_ranges(
         self,
@@ -135,32 +155,25 @@ class Gets(Member):
         if not held:
             client.gets.finish(located)
             return []
-        codes = _fetch(
-            client,
-            located,
-            [found for _, found, _, _ in held],
-            pieces_by_value([[address] for _, _, _, address in held], [[found.size] for _, found, _, _ in held]),
-            checked=True,
-        )
+        vectors = pieces_by_value([[address] for _, _, _, address in held], [[found.size] for _, found, _, _ in held])
+        codes = finish(_fetch(client, located, [found for _, found, _, _ in held], vectors, checked=True))
         return [(i, result) for (i, _, result, _), code in zip(held, codes, strict=True) if not code]
 
-    def _get_many(
+    def _get_steps(
         self,
+        client: "StoreClient",
         keys: Sequence[str],
         fits: Callable[[int, int], int],
         addresses: Lists,
         sizes: Lists | None,
         vectors: Vectors | None = None,
-    ) -> list[int]:
+    ) -> Generator[None, None, list[int]]:
         """Read into given memory what fits(index, size) says 0 to; without `sizes`, each value is one piece.
-        `vectors`: the pieces of all values."""
+        `vectors`: the pieces of all values.  See transfer.steps."""
         if not keys:
             return []
         try:
-            client = self._joined()
             located = client.gets.locate(list(keys), vectors.make if vectors is not None else None)
-        except NotSetUpError:
-            return [INVALID] * len(keys)
         except StoreError as error:
             return [int(error.code)] * len(keys)
         results = [found if isinstance(found, int) else fits(i, found.size) for i, found in enumerate(located.found)]
@@ -174,7 +187,7 @@ class Gets(Member):
             sizes = None if sizes is None else [sizes[i] for i in chosen]
         if sizes is None:
             sizes = [[found.size] for found in founds]
-        codes = _fetch(client, located, founds, pieces_by_value(addresses, sizes, vectors), checked=False)
+        codes = yield from _fetch(client, located, founds, pieces_by_value(addresses, sizes, vectors), checked=False)
         for i, found, code in zip(chosen, founds, codes, strict=True):
             results[i] = code or found.size
         return results
@@ -191,14 +204,16 @@ def _fetch(
     founds: "list[Found]",
     vectors: "PiecesOf",
     checked: bool,
-) -> list[int]:
+) -> Generator[None, None, list[int]]:
     """Copy found values to their pieces, and hand the lease back whatever happens."""
     try:
-        return client.gets.fetch(
-            [found.places for found in founds],
-            vectors,
-            located.deadline,
-            trust_of(client, checked, write=True),
+        return (
+            yield from client.gets.fetch_steps(
+                [found.places for found in founds],
+                vectors,
+                located.deadline,
+                trust_of(client, checked, write=True),
+            )
         )
     finally:
         client.gets.finish(located)

@@ -1,13 +1,15 @@
 """The put family: values from buffers and addresses into the pool."""
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from mooncake.errors import ErrorCode
 from mooncake.store.buffers import source_of
 from mooncake.store.member import INVALID, Member, NotSetUpError
 from mooncake.store.types import ReplicateConfig
-from mooncake.store.vectors import Vectors, is_sound, pieces_by_value, trust_of
+from mooncake.store.vectors import Vectors, is_sound, parts_of, pieces_by_value, trust_of
+from mooncake.transfer.steps import finish, overlap
 
 if TYPE_CHECKING:
     from mooncake.client.client import StoreClient
@@ -150,11 +152,40 @@ class Puts(Member):
             if options is None:
                 return [INVALID] * len(keys)
         totals = list(map(sum, sizes))
+        parts = parts_of(client, totals, addresses)
+        if len(parts) == 1:
+            return finish(self._put_steps(client, keys, totals, addresses, sizes, options, checked, largest))
+        stored = overlap(
+            self._put_steps(
+                client,
+                keys[part],
+                totals[part],
+                addresses[part],
+                sizes[part],
+                options.of(part) if options is not None else None,
+                checked,
+                largest,
+            )
+            for part in parts
+        )
+        return list(chain.from_iterable(stored))
+
+    def _put_steps(
+        self,
+        client: "StoreClient",
+        keys: Sequence[str],
+        totals: list[int],
+        addresses: Sequence[Sequence[int]],
+        sizes: Sequence[Sequence[int]],
+        options: "PutOptions | None",
+        checked: bool,
+        largest: int,
+    ) -> Generator[None, None, list[int]]:
+        """Store a batch, or the part of one; see transfer.steps."""
         if all(keys) and (not totals or (min(totals) > 0 and max(totals) <= largest)):
             vectors = Vectors(addresses, sizes)
-            codes = self._store(
-                client, list(keys), totals, pieces_by_value(addresses, sizes, vectors), options, checked, vectors.make
-            )
+            whole = pieces_by_value(addresses, sizes, vectors)
+            codes = yield from self._store(client, list(keys), totals, whole, options, checked, vectors.make)
             if vectors.whole is not None:
                 return codes
         good = [
@@ -164,7 +195,7 @@ class Puts(Member):
         if good:
             if options is not None and options.groups:
                 options.groups = [options.groups[i] for i in good]
-            stored = self._store(
+            stored = yield from self._store(
                 client,
                 [keys[i] for i in good],
                 [totals[i] for i in good],
@@ -185,6 +216,7 @@ class Puts(Member):
         options: "PutOptions | None",
         checked: bool,
         meanwhile: "Meanwhile | None" = None,
-    ) -> list[int]:
-        codes = client.puts.put(keys, totals, vectors, options, trust_of(client, checked, write=False), meanwhile)
+    ) -> Generator[None, None, list[int]]:
+        trust = trust_of(client, checked, write=False)
+        codes = yield from client.puts.put_steps(keys, totals, vectors, options, trust, meanwhile)
         return [0 if code == EXISTS else code for code in codes]

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mooncake.errors import UnsoundError
+from mooncake.transfer.cuda import driver
 
 if TYPE_CHECKING:
     from mooncake.client.client import StoreClient
@@ -11,6 +12,26 @@ if TYPE_CHECKING:
     from mooncake.transfer.pieces import Pieces
 
 Lists = Sequence[Sequence[int]]
+
+PART = 64 << 20  # bytes: a millisecond's work for a GPU
+
+
+def parts_of(client: "StoreClient", totals: list[int], addresses: Lists) -> list[slice]:
+    """How a batch is cut so that GPUs copy one part while the master is asked about the next; most are not."""
+    whole = [slice(0, len(totals))]
+    if not driver.is_loaded() or sum(totals) < 2 * PART or not addresses[0]:
+        return whole
+    if client.registered.covers_one(addresses[0][0], 1, write=False):
+        return whole
+    parts, first, held = [], 0, 0
+    for i, total in enumerate(totals):
+        held += total
+        if held >= PART:
+            parts.append(slice(first, i + 1))
+            first, held = i + 1, 0
+    if first < len(totals):
+        parts.append(slice(first, len(totals)))
+    return parts
 
 
 def trust_of(client: "StoreClient", checked: bool, write: bool) -> "Trust":

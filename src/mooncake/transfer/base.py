@@ -1,6 +1,7 @@
-"""The one interface between the store client and the ways bytes can go."""
+"""The one interface between the store client and the ways bytes can go.  Its transfers are steps (transfer.steps)."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Generator
 
 from mooncake.rpc.messages import WriteRecord
 from mooncake.transfer.pieces import Pieces
@@ -12,7 +13,9 @@ class Transport(ABC):
     name: str
 
     @abstractmethod
-    def put(self, term: int, records: list[WriteRecord], pieces: Pieces, trusted: bool) -> list[int]:
+    def put_steps(
+        self, term: int, records: list[WriteRecord], pieces: Pieces, trusted: bool
+    ) -> Generator[None, None, list[int]]:
         """Write `records` of master `term` and their bytes; `pieces` cover the records' extents in order.
 
         A code a record: 0 whole and marked so; INVALID_WRITE if its grant no longer stands.  Raises TransferError
@@ -20,7 +23,7 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def get(self, ranges: list[int], pieces: Pieces, trusted: bool) -> None:
+    def get_steps(self, ranges: list[int], pieces: Pieces, trusted: bool) -> Generator[None, None, None]:
         """Read `ranges` (flat: offset, length, ...) of the segment into `pieces`, in order.  Raises TransferError."""
 
     @abstractmethod

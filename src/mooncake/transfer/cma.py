@@ -21,8 +21,8 @@ import numpy as np
 from mooncake.errors import TransferError, TransferTimedOut
 from mooncake.rpc.messages import EngineOpened
 from mooncake.transfer.helper import Helper
-from mooncake.transfer.pieces import Int64Array, Pieces, pieces_of
-from mooncake.transfer.region_table import EMPTY, RegionTable, slot_offsets
+from mooncake.transfer.pieces import Pieces, pieces_of
+from mooncake.transfer.region_table import EMPTY, RegionTable, Snapshot, slot_offsets
 from mooncake.transfer.table import fence
 
 MAX_PIECES = 1024  # of one system call (IOV_MAX)
@@ -174,21 +174,12 @@ class CmaLink:
             if epoch != _NOT_ENTERED:
                 self._leave(epoch)
 
-    def kinds_of(self, remote: Pieces) -> Int64Array:
-        """The kinds of the regions (see transfer.region_table) that ranges of the process lie in.  Raises
-        TransferError if one is not registered."""
-        epoch = self._enter(remote)
-        try:
-            return self._regions.kinds_of(remote)
-        finally:
-            self._leave(epoch)
-
     @contextmanager
-    def use(self, remote: Pieces) -> Iterator[None]:
-        """Meanwhile these ranges of the process stay registered.  Raises as `move`."""
+    def use(self, remote: Pieces) -> Iterator[Snapshot]:
+        """The process's regions; meanwhile these ranges stay registered.  Raises as `move`."""
         epoch = self._enter(remote)
         try:
-            yield
+            yield self._regions
         finally:
             self._leave(epoch)
 

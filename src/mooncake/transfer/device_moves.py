@@ -8,7 +8,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 
 import numpy as np
 
@@ -39,43 +38,28 @@ class DeviceMoves:
         self._imports: dict[tuple[int, int], Import] = {}  # by the region's number and the GPU that reaches it
         self._unreachable: set[int] = set()
 
-    def concern(self, local: Pieces, remote: Pieces, is_host: bool) -> tuple[Int64Array, Int64Array] | None:
-        """The kinds of both ends' pieces (ours: GPU, or NO_GPU), if device memory is among them.  `is_host`: ours
-        are known to be host memory.  Raises TransferError."""
-        far = self._link.kinds_of(remote)
-        asks = driver.is_loaded() and not is_host
-        near = kinds_of(local) if asks else np.full(len(far), NO_GPU, np.int64)
-        return (near, far) if far.any() or (near != NO_GPU).any() else None
-
-    def move(
-        self,
-        write: bool,
-        local: Pieces,
-        remote: Pieces,
-        kinds: tuple[Int64Array, Int64Array],
-        is_host: bool,
-        deadline: float,
-    ) -> None:
-        """Copy `local` to `remote` or back.  Raises TransferError, NotReachedError (nothing is copied then)."""
-        runs = list(_runs(local, remote, *kinds))
-        with self._link.use(remote) if kinds[1].any() else nullcontext():
+    def move(self, write: bool, local: Pieces, remote: Pieces, is_host: bool, deadline: float) -> bool:
+        """Copy `local` to `remote` or back; False if there is no device memory among them (nothing is copied then).
+        `is_host`: ours are known to be host memory.  Raises TransferError, NotReachedError (nothing is copied)."""
+        with self._link.use(remote) as regions:
+            far = regions.kinds_of(remote)
+            asks = driver.is_loaded() and not is_host
+            near = kinds_of(local) if asks else np.full(len(far), NO_GPU, np.int64)
+            if not far.any() and (near == NO_GPU).all():
+                return False
+            runs = list(_runs(local, remote, near, far))
             imports = [None if kind == HOST else self._import(kind, ordinal) for _, _, ordinal, kind in runs]
-            for (near, far, ordinal, _), imported in zip(runs, imports, strict=True):
+            for (ours, theirs, ordinal, _), imported in zip(runs, imports, strict=True):
                 if time.monotonic() > deadline:
                     raise TransferTimedOut("the transfer did not end within its time limit")
-                if imported is None:
-                    if ordinal == NO_GPU:
-                        self._link.move(write, near, far, deadline)
-                    else:
-                        self._by_cma(write, near, far, deadline)
-                    continue
-                there = Pieces(far.addresses + imported.shift(), far.lengths)
-                if ordinal != NO_GPU:
-                    imported.device.copy(*((near, there) if write else (there, near)))
-                elif is_host:
-                    (imported.device.read_in(near, there) if write else imported.device.write_out(there, near))
+                if imported is not None:
+                    there = Pieces(theirs.addresses + imported.shift(), theirs.lengths)
+                    self._by_gpu(write, imported, ours, there, ordinal, is_host, deadline)
+                elif ordinal == NO_GPU:
+                    self._link.move(write, ours, theirs, deadline)
                 else:
-                    self._checked(write, near, there, deadline)
+                    self._by_cma(write, ours, theirs, deadline)
+        return True
 
     def close(self) -> None:
         """Let go of what is mapped; nothing is under way."""
@@ -85,6 +69,19 @@ class DeviceMoves:
             imported.close()
 
     # -- inside
+
+    def _by_gpu(
+        self, write: bool, imported: Import, near: Pieces, there: Pieces, ordinal: int, is_host: bool, deadline: float
+    ) -> None:
+        """Device memory that is mapped here, and memory of ours: of GPU `ordinal`, or host memory."""
+        if ordinal != NO_GPU:
+            imported.device.copy(*((near, there) if write else (there, near)))
+        elif not is_host:
+            self._checked(write, near, there, deadline)
+        elif write:
+            imported.device.read_in(near, there)
+        else:
+            imported.device.write_out(there, near)
 
     def _by_cma(self, write: bool, near: Pieces, far: Pieces, deadline: float) -> None:
         """Our device memory and the peer's host memory."""

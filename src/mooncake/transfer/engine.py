@@ -25,7 +25,7 @@ from mooncake.transfer.endpoint import Endpoint
 from mooncake.transfer.host import host_id
 from mooncake.transfer.listening import join_host, listen_address, listen_tcp
 from mooncake.transfer.peer import Peer
-from mooncake.transfer.pieces import Pieces
+from mooncake.transfer.pieces import Int64Array, Pieces
 from mooncake.transfer.regions import Regions
 from mooncake.transfer.submissions import FAILED, TIMED_OUT, Submissions
 from mooncake.version import __version__
@@ -207,7 +207,7 @@ def _vectors(buffers: Sequence[int], addresses: Sequence[int], lengths: Sequence
         )
     count = len(lengths)
     try:  # fromiter takes lists of Python's integers faster than array does
-        sizes = np.fromiter(lengths, np.int64, count)
+        sizes = _lengths(lengths, count)
         local = Pieces(np.fromiter(buffers, np.int64, count), sizes)
         remote = Pieces(np.fromiter(addresses, np.int64, count), sizes)
     except OverflowError:
@@ -219,6 +219,13 @@ def _vectors(buffers: Sequence[int], addresses: Sequence[int], lengths: Sequence
     if len(local.lengths) and (local.lengths.min() < 0 or min(local.addresses.min(), remote.addresses.min()) <= 0):
         raise TransferError("an address is null or a length is negative")
     return local, remote
+
+
+def _lengths(lengths: Sequence[int], count: int) -> Int64Array:
+    """As an array; lists of one length, the most frequent ones, in a quarter of the time."""
+    if count > 1 and isinstance(lengths, list) and lengths.count(lengths[0]) == count:
+        return np.full(count, lengths[0], np.int64)
+    return np.fromiter(lengths, np.int64, count)
 
 
 def _abandon_all() -> None:

@@ -164,15 +164,13 @@ class Peer:
                 self._device_moves = DeviceMoves(link, self._ask_exports)
             moves = self._device_moves
         is_host = self._is_mapped(local, not write)
-        kinds = moves.concern(local, remote, is_host)
-        if kinds is None:
-            link.move(write, local, remote, deadline)
-            return "cma"
         try:
-            moves.move(write, local, remote, kinds, is_host, deadline)
+            if moves.move(write, local, remote, is_host, deadline):
+                return "cuda"
         except NotReachedError:
             return ""
-        return "cuda"
+        link.move(write, local, remote, deadline)
+        return "cma"
 
     def _ask_exports(self, numbers: list[int]) -> list[Exported]:
         def ask(stream: Connection) -> EngineExported:

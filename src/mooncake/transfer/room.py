@@ -14,7 +14,7 @@ from mooncake.transfer.cuda import driver
 from mooncake.transfer.pieces import Pieces, gather, pieces_of, read_file, scatter, write_file
 
 if TYPE_CHECKING:
-    from mooncake.transfer.cuda.crossing import Outward
+    from mooncake.transfer.cuda.crossing import Inward, Outward
     from mooncake.transfer.cuda.device import Device
 
 
@@ -28,27 +28,26 @@ class Room:
         self._is_pinned = False
 
     @contextmanager
-    def filling(self) -> "Iterator[Filling]":
-        """To fill in several steps; at the end all bytes are there."""
+    def filling(self) -> "Iterator[Steps]":
+        """To copy pieces to ranges in several steps; at the end all bytes are there."""
         with ExitStack() as stack:
-            yield Filling(self, stack)
+            yield Steps(self, stack, fill=True)
+
+    @contextmanager
+    def emptying(self) -> "Iterator[Steps]":
+        """To copy ranges to pieces."""
+        with ExitStack() as stack:
+            yield Steps(self, stack, fill=False)
 
     def fill(self, ranges: list[int], pieces: Pieces, trusted: bool) -> None:
         """Pieces → ranges.  Raises TransferError."""
-        with self.filling() as filling:
-            filling.fill(ranges, pieces, trusted)
+        with self.filling() as steps:
+            steps.add(ranges, pieces, trusted)
 
     def empty(self, ranges: list[int], pieces: Pieces, trusted: bool) -> None:
         """Ranges → pieces.  Raises TransferError."""
-        if not trusted and driver.is_loaded():
-            for device, at, part in _by_device(pieces):
-                if device is None:
-                    self._empty(_part(ranges, at, part.total), part, False)
-                else:
-                    self.pin(device)
-                    device.read_in(self.host(_part(ranges, at, part.total)), part)
-            return
-        self._empty(ranges, pieces, trusted)
+        with self.emptying() as steps:
+            steps.add(ranges, pieces, trusted)
 
     def close(self) -> None:
         """Before the memory is unmapped."""
@@ -59,15 +58,12 @@ class Room:
 
     # -- inside
 
-    def fill_here(self, ranges: list[int], pieces: Pieces, trusted: bool) -> None:
+    def copy_here(self, fill: bool, ranges: list[int], pieces: Pieces, trusted: bool) -> None:
+        """By this thread: pieces → ranges if `fill`, or the other way."""
         for offset, part in _runs(ranges, pieces):
-            if not (trusted and gather(part, self._address + offset)):
-                write_file(self._fd, offset, part)
-
-    def _empty(self, ranges: list[int], pieces: Pieces, trusted: bool) -> None:
-        for offset, part in _runs(ranges, pieces):
-            if not (trusted and scatter(self._address + offset, part)):
-                read_file(self._fd, offset, part)
+            if trusted and (gather(part, self._address + offset) if fill else scatter(self._address + offset, part)):
+                continue
+            (write_file if fill else read_file)(self._fd, offset, part)
 
     def host(self, ranges: list[int]) -> Pieces:
         """Ranges as addresses."""
@@ -83,28 +79,41 @@ class Room:
             pins.want(device.context, self._address, self._size)
 
 
-class Filling:
-    """Steps of filling a room.  What GPUs have to do goes on while the next step is prepared."""
+class Steps:
+    """What GPUs have to do of each goes on while the next one is prepared."""
 
-    def __init__(self, room: Room, stack: ExitStack) -> None:
+    def __init__(self, room: Room, stack: ExitStack, fill: bool) -> None:
         self._room = room
         self._stack = stack
-        self._outward: dict[Device, Outward] = {}
+        self._fill = fill
+        self._crossings: dict[Device, Outward | Inward] = {}
 
-    def fill(self, ranges: list[int], pieces: Pieces, trusted: bool) -> None:
-        """Pieces → ranges.  Raises TransferError."""
+    @property
+    def go_on(self) -> bool:
+        """Whether something goes on without this thread."""
+        return bool(self._crossings)
+
+    def add(self, ranges: list[int], pieces: Pieces, trusted: bool) -> None:
+        """Copy between ranges and pieces of the same total.  Raises TransferError."""
         if trusted or not driver.is_loaded():
-            self._room.fill_here(ranges, pieces, trusted)
+            self._room.copy_here(self._fill, ranges, pieces, trusted)
             return
         for device, at, part in _by_device(pieces):
             room = _part(ranges, at, part.total)
             if device is None:
-                self._room.fill_here(room, part, False)
+                self._room.copy_here(self._fill, room, part, False)
                 continue
             self._room.pin(device)
-            if device not in self._outward:
-                self._outward[device] = self._stack.enter_context(device.writing_out())
-            self._outward[device].add(part, self._room.host(room))
+            self._crossing(device).add(part, self._room.host(room))
+
+    def _crossing(self, device: "Device") -> "Outward | Inward":
+        from mooncake.transfer.cuda.crossing import Inward, Outward
+
+        known = self._crossings.get(device)
+        if known is None:
+            kind = Outward if self._fill else Inward
+            known = self._crossings[device] = self._stack.enter_context(device.crossing(kind))
+        return known
 
 
 def _runs(ranges: list[int], pieces: Pieces) -> Iterator[tuple[int, Pieces]]:

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import socket
+from collections.abc import Generator
 
 import msgspec
 
@@ -14,7 +15,7 @@ from mooncake.transfer import table
 from mooncake.transfer.base import Transport, merge
 from mooncake.transfer.memory import SegmentMemory
 from mooncake.transfer.pieces import Pieces, pieces_of
-from mooncake.transfer.room import Filling, Room
+from mooncake.transfer.room import Room, Steps
 
 ATTACH_LIMIT = 1.0  # seconds
 GROUP = 16 << 20  # bytes: while as many cross the bus to a GPU, the records of the next ones are written
@@ -31,7 +32,9 @@ class ShmTransport(Transport):
         self._writer = writer
         self._room = Room(memory.address, memory.data_fd, memory.size)
 
-    def put(self, term: int, records: list[WriteRecord], pieces: Pieces, trusted: bool) -> list[int]:
+    def put_steps(
+        self, term: int, records: list[WriteRecord], pieces: Pieces, trusted: bool
+    ) -> Generator[None, None, list[int]]:
         codes: list[int] = []
         try:
             with self._room.filling() as filling:
@@ -41,9 +44,11 @@ class ShmTransport(Transport):
                     codes += begun
                     if len(group) == len(records) and not any(begun):
                         extents = [x for record in group for x in record.body.extents]
-                        filling.fill(merge(extents), pieces, trusted)
+                        filling.add(merge(extents), pieces, trusted)
                         break
                     at = self._fill(filling, group, begun, pieces, at, trusted)
+                if filling.go_on:
+                    yield
         except BaseException:
             for record in records:
                 self.memory.table.abandon(record.slots[0], record.seq)
@@ -66,18 +71,18 @@ class ShmTransport(Transport):
         return [0 if valid and records_table.is_granted(record.slots[0], record.seq) else refused for record in records]
 
     def _fill(
-        self, filling: Filling, records: list[WriteRecord], codes: list[int], pieces: Pieces, at: int, trusted: bool
+        self, filling: Steps, records: list[WriteRecord], codes: list[int], pieces: Pieces, at: int, trusted: bool
     ) -> int:
         """Copy a group's values, whose pieces begin at byte `at` of the whole; where the next group's do."""
         if not any(codes):
             extents = [x for record in records for x in record.body.extents]
             length = sum(extents[1::2])
-            filling.fill(merge(extents), pieces.part(at, length), trusted)
+            filling.add(merge(extents), pieces.part(at, length), trusted)
             return at + length
         for record, code in zip(records, codes, strict=True):
             length = sum(record.body.extents[1::2])
             if not code:
-                filling.fill(merge(record.body.extents), pieces.part(at, length), trusted)
+                filling.add(merge(record.body.extents), pieces.part(at, length), trusted)
             at += length
         return at
 
@@ -113,8 +118,11 @@ class ShmTransport(Transport):
         else:
             self._room.empty([offset, length], pieces_of([address], [length]), False)
 
-    def get(self, ranges: list[int], pieces: Pieces, trusted: bool) -> None:
-        self._room.empty(merge(ranges), pieces, trusted)
+    def get_steps(self, ranges: list[int], pieces: Pieces, trusted: bool) -> Generator[None, None, None]:
+        with self._room.emptying() as emptying:
+            emptying.add(merge(ranges), pieces, trusted)
+            if emptying.go_on:
+                yield
 
     def close(self) -> None:
         if self.link is not None:

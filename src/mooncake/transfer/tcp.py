@@ -3,6 +3,8 @@
 A batch is one request and one acknowledgement.
 """
 
+from collections.abc import Generator
+
 from mooncake.errors import ErrorCode, TransferError
 from mooncake.rpc.client import Connection
 from mooncake.rpc.messages import Hello, Read, SegmentInfo, Write, WriteRecord
@@ -22,7 +24,10 @@ class TcpTransport(Transport):
         self._endpoint = info.tcp
         self._streams = StreamPool(info.tcp, hello, limit)
 
-    def put(self, term: int, records: list[WriteRecord], pieces: Pieces, trusted: bool) -> list[int]:
+    def put_steps(
+        self, term: int, records: list[WriteRecord], pieces: Pieces, trusted: bool
+    ) -> Generator[None, None, list[int]]:
+        yield from ()  # nothing goes on without this thread
         message = Write(self._segment, term, records)
 
         def put(stream: Connection) -> list[int]:
@@ -32,7 +37,8 @@ class TcpTransport(Transport):
 
         return self._streams.exchange(put)
 
-    def get(self, ranges: list[int], pieces: Pieces, trusted: bool) -> None:
+    def get_steps(self, ranges: list[int], pieces: Pieces, trusted: bool) -> Generator[None, None, None]:
+        yield from ()
         message = Read(self._segment, merge(ranges))
 
         def get(stream: Connection) -> int:

@@ -13,17 +13,21 @@ import numpy as np
 import numpy.typing as npt
 
 from mooncake.transfer.cuda import driver
-from mooncake.transfer.cuda.driver import call
+from mooncake.transfer.cuda.driver import Context, call
 from mooncake.transfer.cuda.lanes import CHUNK, LANES, TABLE, Lanes
-from mooncake.transfer.cuda.pins import pins
+from mooncake.transfer.cuda.pins import Run, pins
 from mooncake.transfer.cuda.plan import Cuts, cut, descriptors, merge, pair
-from mooncake.transfer.pieces import Int64Array, Pieces
+from mooncake.transfer.pieces import Int64Array, Pieces, pieces_of
 
 DIRECT = 512 << 10  # bytes: pieces as large as this cross by themselves
 FEW = 4  # pieces: so few do, too
+FIRST = CHUNK  # bytes of the first step of many
 
-_Chunk = tuple[int, int, list[tuple[int, int, int, bool]]]
-"""Its descriptors [first, end), and its host ranges: (address, length, offset in the chunk, pinned)."""
+_Room = tuple[int, int, int, bool]
+"""A host range: address, length, offset in its chunk, whether it is pinned."""
+
+_Chunk = tuple[int, int, list[_Room]]
+"""Its descriptors [first, end), and its host ranges."""
 
 
 class _Crossing:
@@ -31,21 +35,31 @@ class _Crossing:
 
     function: str
 
-    def __init__(self, lanes: Lanes) -> None:
+    def __init__(self, context: Context, lanes: Lanes) -> None:
+        self._context = context
         self._lanes = lanes
         self._chunks = 0  # so far; each takes the next lane
         self._rows = 0  # of the table that are in use
 
     def add(self, pieces: Pieces, host: Pieces) -> None:
-        pieces, host = merge(pieces), pins.split(merge(host))[0]
-        lanes = self._lanes
+        """Begin to copy between them."""
+        with self._context.current():
+            self._add(pieces, host)
+
+    def finish(self) -> None:
+        """Until all bytes are there."""
+        with self._context.current():
+            self._finish()
+
+    def _add(self, pieces: Pieces, host: Pieces) -> None:
+        pieces, host = merge(pieces), merge(host)
+        runs, lanes = pins.split(host), self._lanes
         few = len(pieces.lengths) <= FEW or pieces.total >= DIRECT * len(pieces.lengths)
-        if not lanes.memory or (few and pins.split(host)[1].all()):
-            self._add_direct(*pair(pieces, host))
+        if not lanes.memory or (few and all(is_pinned for *_, is_pinned in runs)):
+            cut_host = pieces_of([address for address, _, _ in runs], [length for _, length, _ in runs])
+            self._add_direct(*pair(pieces, cut_host))
             return
-        for near, far in _batches(pieces, host):
-            rooms = cut(far, CHUNK)
-            pinned = pins.split(Pieces(rooms.addresses, rooms.lengths))[1].tolist()
+        for near, far in _steps(pieces, host):
             cuts = cut(near, CHUNK)
             if self._rows + len(cuts.starts) > TABLE:
                 lanes.wait(lanes.kernels)
@@ -53,7 +67,7 @@ class _Crossing:
             staged = lanes.memory + (self._chunks + cuts.starts // CHUNK) % LANES * CHUNK + cuts.starts % CHUNK
             table, wide = self._descriptors(cuts, staged)
             lanes.load(table, self._rows)
-            self._add_staged(_chunks(cuts, rooms, pinned), wide, int(cuts.lengths.max()))
+            self._add_staged(_chunks(cuts, _rooms(pins.split(far))), wide, int(cuts.lengths.max()))
             self._rows += len(table)
 
     def _add_direct(self, near: Int64Array, far: Int64Array, lengths: Int64Array) -> None:
@@ -64,6 +78,9 @@ class _Crossing:
             if i == last:
                 lanes.mark_nearly(lanes.copies)
             call(self.function, to, at, length, lanes.copies)
+
+    def _finish(self) -> None:
+        raise NotImplementedError
 
     def _ends(self, near: Int64Array, far: Int64Array) -> tuple[Int64Array, Int64Array]:
         """(targets, sources)."""
@@ -81,12 +98,11 @@ class Outward(_Crossing):
 
     function = "cuMemcpyDtoHAsync_v2"
 
-    def __init__(self, lanes: Lanes) -> None:
-        super().__init__(lanes)
+    def __init__(self, context: Context, lanes: Lanes) -> None:
+        super().__init__(context, lanes)
         self._waiting: list[list[tuple[int, int, int]]] = [[] for _ in range(LANES)]  # by lane: (from, to, length)
 
-    def finish(self) -> None:
-        """Until all bytes are there."""
+    def _finish(self) -> None:
         self._lanes.wait(self._lanes.copies, nearly=True)
         for lane in range(LANES):
             self._settle(lane)
@@ -133,8 +149,7 @@ class Inward(_Crossing):
 
     function = "cuMemcpyHtoDAsync_v2"
 
-    def finish(self) -> None:
-        """Until all bytes are there."""
+    def _finish(self) -> None:
         lanes = self._lanes
         lanes.wait(lanes.kernels if self._chunks else lanes.copies, nearly=True)
 
@@ -167,19 +182,37 @@ class Inward(_Crossing):
             self._chunks += 1
 
 
-def _chunks(cuts: Cuts, rooms: Cuts, pinned: list[bool]) -> list[_Chunk]:
-    total = int(cuts.starts[-1] + cuts.lengths[-1])
-    firsts, bounds = cuts.firsts(CHUNK, total), rooms.firsts(CHUNK, total)
-    offsets = (rooms.starts % CHUNK).tolist()
-    ranges = list(zip(rooms.addresses.tolist(), rooms.lengths.tolist(), offsets, pinned, strict=True))
-    return [
-        (firsts[chunk], firsts[chunk + 1], ranges[bounds[chunk] : bounds[chunk + 1]])
-        for chunk in range(len(firsts) - 1)
-    ]
+def _rooms(runs: list[Run]) -> list[list[_Room]]:
+    """Host ranges by chunk."""
+    rooms: list[list[_Room]] = [[]]
+    at = 0
+    for begin, length, is_pinned in runs:
+        address, end = begin, begin + length
+        while address < end:
+            if at == CHUNK:
+                rooms.append([])
+                at = 0
+            part = min(end - address, CHUNK - at)
+            rooms[-1].append((address, part, at, is_pinned))
+            address, at = address + part, at + part
+    return rooms
+
+
+def _chunks(cuts: Cuts, rooms: list[list[_Room]]) -> list[_Chunk]:
+    firsts = cuts.firsts(CHUNK, int(cuts.starts[-1] + cuts.lengths[-1]))
+    return [(firsts[chunk], firsts[chunk + 1], room) for chunk, room in enumerate(rooms)]
+
+
+def _steps(pieces: Pieces, host: Pieces) -> Iterator[tuple[Pieces, Pieces]]:
+    """A first small step, so that the bus has work while the rest is laid out; none larger than the table."""
+    total = pieces.total
+    if total > FIRST:
+        yield pieces.part(0, FIRST), host.part(0, FIRST)
+        pieces, host = pieces.part(FIRST, total - FIRST), host.part(FIRST, total - FIRST)
+    yield from _batches(pieces, host)
 
 
 def _batches(pieces: Pieces, host: Pieces) -> Iterator[tuple[Pieces, Pieces]]:
-    """Cut so that each has room in the table."""
     count = len(pieces.lengths)
     if count + pieces.total // CHUNK < TABLE:
         yield pieces, host

@@ -22,6 +22,12 @@ MOST_LANES = 4  # sets of lanes of a device: how many calls run at once
 NO_GPU = -1  # host memory, in place of a GPU's number
 
 
+class _Held(threading.local):
+    """How many lanes this thread has."""
+
+    count = 0
+
+
 class Device:
     """Thread-safe; every method returns when all bytes are there.  Raises TransferError."""
 
@@ -34,33 +40,33 @@ class Device:
         self._free: list[Lanes] = []
         self._made = 0
         self._lock = threading.Condition()
+        self._held = _Held()
         with self._lanes():
             pass  # the first call need not wait for them
 
     @contextmanager
-    def writing_out(self) -> Iterator[Outward]:
-        """To copy to host memory in several steps; at the end all bytes are there."""
+    def crossing(self, kind: type[Outward] | type[Inward]) -> Iterator[Outward | Inward]:
+        """To copy to or from host memory in several steps; at the end all bytes are there.  The thread may do other
+        things between the steps."""
         with self._lanes() as lanes:
-            outward = Outward(lanes)
-            yield outward
-            outward.finish()
+            crossing = kind(self.context, lanes)
+            yield crossing
+            crossing.finish()
 
     def write_out(self, pieces: Pieces, host: Pieces) -> None:
         """Pieces of device memory → `host`, valid host memory of the same total."""
-        with self.writing_out() as outward:
-            outward.add(pieces, host)
+        with self.crossing(Outward) as crossing:
+            crossing.add(pieces, host)
 
     def read_in(self, host: Pieces, pieces: Pieces) -> None:
         """The other way."""
-        with self._lanes() as lanes:
-            inward = Inward(lanes)
-            inward.add(pieces, host)
-            inward.finish()
+        with self.crossing(Inward) as crossing:
+            crossing.add(pieces, host)
 
     def copy(self, source: Pieces, target: Pieces) -> None:
         """Within device memory of any GPUs that this one can reach."""
         sources, targets, lengths = pair(source, target)
-        with self._lanes() as lanes:
+        with self._lanes() as lanes, self.context.current():
             if len(lengths) <= FEW:
                 for to, at, length in zip(targets.tolist(), sources.tolist(), lengths.tolist(), strict=True):
                     call("cuMemcpyDtoDAsync_v2", to, at, length, lanes.kernels)
@@ -77,27 +83,30 @@ class Device:
 
     @contextmanager
     def _lanes(self) -> Iterator[Lanes]:
-        """Lanes for one call, in this device's context."""
+        """Lanes for one call."""
         with self.context.current():
             lanes = self._take()
-            try:
-                yield lanes
-            except BaseException:
+        self._held.count += 1
+        try:
+            yield lanes
+        except BaseException:
+            with self.context.current():
                 for stream in (lanes.kernels, lanes.copies):  # nothing may still be under way
                     with suppress(CudaError):
                         lanes.wait(stream)
-                raise
-            finally:
-                with self._lock:
-                    self._free.append(lanes)
-                    self._lock.notify()
+            raise
+        finally:
+            self._held.count -= 1
+            with self._lock:
+                self._free.append(lanes)
+                self._lock.notify()
 
     def _take(self) -> Lanes:
         with self._lock:
             while True:
                 if self._free:
                     return self._free.pop()
-                if self._made < MOST_LANES:
+                if self._made < MOST_LANES or self._held.count:  # who holds some must not wait for more
                     try:
                         lanes = Lanes(self._kernels, with_memory=True)
                     except CudaError:
@@ -105,6 +114,8 @@ class Device:
                             lanes = Lanes(self._kernels, with_memory=False)
                             self._made = MOST_LANES
                             return lanes
+                        if self._held.count:
+                            return Lanes(self._kernels, with_memory=False)
                     else:
                         self._made += 1
                         return lanes
@@ -131,8 +142,11 @@ os.register_at_fork(after_in_child=_device.cache_clear)
 def kinds_of(pieces: Pieces) -> npt.NDArray[np.int64]:
     """For each piece the GPU whose memory it is, NO_GPU if it is none's.  Raises TransferError for one that runs over
     the end of its allocation: a kernel that touched what is not there would end the whole process's CUDA."""
-    kinds = np.full(len(pieces.lengths), NO_GPU, np.int64)
     first, last = pieces.addresses, pieces.addresses + pieces.lengths
+    allocation = driver.range_of(int(first[0]))
+    if allocation is not None and first.min() >= allocation.base and last.max() <= allocation.end:
+        return np.full(len(first), allocation.device, np.int64)
+    kinds = np.full(len(first), NO_GPU, np.int64)
     left = np.ones(len(first), bool)
     while left.any():
         at = int(first[int(np.argmax(left))])

@@ -4,8 +4,8 @@ Pinning costs up to 0.6 s a GiB, so large memory is pinned in the background, st
 copied by way of a small buffer that is.  No copy crosses two pinned ranges.
 """
 
+import bisect
 import ctypes
-import itertools
 import logging
 import mmap
 import os
@@ -13,11 +13,8 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-
 from mooncake.transfer.cuda import driver
-from mooncake.transfer.pieces import Int64Array, Pieces
+from mooncake.transfer.pieces import Pieces
 
 if TYPE_CHECKING:
     from mooncake.transfer.cuda.driver import Context
@@ -30,6 +27,10 @@ _POLL = 0.05
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+
+
+Run = tuple[int, int, bool]
+"""Address, length, whether pinned as one."""
 
 
 class Pins:
@@ -45,8 +46,8 @@ class Pins:
         self._done: dict[int, list[tuple[int, int]]] = {}  # address → its pinned [begin, end)
         self._busy = 0  # address of what is being pinned by the thread
         self._running = False
-        self._bases: Int64Array = np.empty(0, np.int64)
-        self._ends: Int64Array = np.empty(0, np.int64)
+        self._bases: list[int] = []  # sorted
+        self._ends: list[int] = []
         self._left = _limit()
 
     def want(self, context: "Context", address: int, size: int) -> None:
@@ -84,28 +85,31 @@ class Pins:
             except driver.CudaError as error:
                 logger.debug("%#x: %s", begin, error)
 
-    def split(self, host: Pieces) -> tuple[Pieces, npt.NDArray[np.bool_]]:
-        """The same memory cut where pinned ranges begin and end, and which pieces are pinned."""
+    def split(self, host: Pieces) -> list[Run]:
+        """The same memory cut where pinned ranges begin and end, and which of it is pinned."""
         bases, ends = self._bases, self._ends
-        if not len(bases):
-            return host, np.zeros(len(host.lengths), bool)
-        first, last = host.addresses, host.addresses + host.lengths
-        edges = np.union1d(bases, ends)
-        if (np.searchsorted(edges, first, side="right") != np.searchsorted(edges, last, side="left")).any():
-            host = _cut_at(host, edges)
-            first, last = host.addresses, host.addresses + host.lengths
-        index = np.searchsorted(bases, first, side="right") - 1
-        return host, np.asarray((index >= 0) & (last <= ends[index]))
+        runs: list[Run] = []
+        for begin, length in zip(host.addresses.tolist(), host.lengths.tolist(), strict=True):
+            at, end = begin, begin + length
+            while at < end:
+                index = bisect.bisect_right(bases, at) - 1
+                if index >= 0 and at < ends[index]:
+                    stop, is_pinned = ends[index], True
+                else:
+                    stop, is_pinned = bases[index + 1] if index + 1 < len(bases) else end, False
+                stop = min(stop, end)
+                runs.append((at, stop - at, is_pinned))
+                at = stop
+        return runs
 
     @property
     def pinned(self) -> int:
         """Bytes."""
-        return int((self._ends - self._bases).sum())
+        return sum(self._ends) - sum(self._bases)
 
     def _freeze(self) -> None:
         ranges = sorted(run for runs in self._done.values() for run in runs)
-        self._bases = np.array([begin for begin, _ in ranges], np.int64)
-        self._ends = np.array([end for _, end in ranges], np.int64)
+        self._bases, self._ends = [begin for begin, _ in ranges], [end for _, end in ranges]
 
     def _run(self, context: "Context") -> None:
         while True:
@@ -165,17 +169,6 @@ def _limit() -> int:
     except ValueError:
         logger.warning("MC_STORE_PIN_MEMORY_MAX_BYTES=%r is no whole number of bytes and is not used", text)
         return 1 << 62
-
-
-def _cut_at(host: Pieces, edges: Int64Array) -> Pieces:
-    addresses: list[int] = []
-    lengths: list[int] = []
-    for begin, length in zip(host.addresses.tolist(), host.lengths.tolist(), strict=True):
-        inner = edges[np.searchsorted(edges, begin, side="right") : np.searchsorted(edges, begin + length)]
-        marks = [begin, *inner.tolist(), begin + length]
-        addresses += marks[:-1]
-        lengths += [end - at for at, end in itertools.pairwise(marks)]
-    return Pieces(np.array(addresses, np.int64), np.array(lengths, np.int64))
 
 
 pins = Pins()
