@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu [--only limits,store,overhead,engine,beside] [--repeats 7] [--json FILE]
 
-Needs one NVIDIA GPU, torch and 16 GiB of memory.  Starts a master on loopback.  `store`: values of one block a key in
+Needs one NVIDIA GPU, torch and 24 GiB of memory.  Starts a master on loopback.  `store`: values of one block a key in
 64 pieces, as vLLM's connector makes them, 512 MiB a call, between scattered blocks and this process's own segment; the
 limit is a pinned copy of the same size by torch, in turn.  `overhead`: how much longer a call of 64 keys x 64 pieces of
 32 KiB takes than the copy alone.  `engine`: lists between two processes on the same card, beside a device copy.
@@ -26,6 +26,7 @@ from typing import Any
 
 MIB = 1 << 20
 CALL = 512 * MIB
+POOL = 8 << 30  # bytes: nothing is evicted
 BLOCKS = (4 << 10, 16 << 10, 32 << 10, 64 << 10, 256 << 10, 2 << 20)
 BARS = {32 << 10: 45.0, 256 << 10: 48.0}  # GB/s
 
@@ -58,7 +59,7 @@ def main() -> None:
     if "limits" in wanted:
         results["limits"] = limits(options.repeats)
     if {"store", "overhead", "beside"} & set(wanted):
-        with a_store(4 << 30) as store:
+        with a_store(POOL) as store:
             if "store" in wanted:
                 results["store"] = [store_case(store, size, options.repeats) for size in BLOCKS]
             if "overhead" in wanted:
@@ -176,6 +177,7 @@ class Blocks:
         for tensor in (self.source, self.target):
             assert self.store.unregister_buffer(tensor.data_ptr()) == 0
         self.store.remove_all(True)
+        time.sleep(0.5)  # what was removed is free once its owner has confirmed it
 
 
 def wait_for_pins() -> None:
@@ -184,7 +186,7 @@ def wait_for_pins() -> None:
         from mooncake.transfer.cuda.pins import pins
     except ImportError:
         return
-    until(lambda: pins.pinned >= 4 << 30)
+    until(lambda: pins.pinned >= POOL)
 
 
 def store_case(store, size: int, repeats: int) -> dict[str, float]:

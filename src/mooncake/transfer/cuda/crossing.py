@@ -59,7 +59,7 @@ class _Crossing:
             cut_host = pieces_of([address for address, _, _ in runs], [length for _, length, _ in runs])
             self._add_direct(*pair(pieces, cut_host))
             return
-        for near, far in _steps(pieces, host):
+        for near, far in _batches(pieces, host) if self._chunks else _steps(pieces, host):
             cuts = cut(near, CHUNK)
             if self._rows + len(cuts.starts) > TABLE:
                 lanes.wait(lanes.kernels)
