@@ -56,10 +56,13 @@ class PutPipeline:
         options: PutOptions | None,
         trust: Trust,
         meanwhile: Meanwhile | None = None,
+        eager: bool = False,
     ) -> Generator[None, None, list[int]]:
-        """Store a batch; a code a key (0 or negative).  Sizes are bytes, > 0.  `meanwhile` as in Client.call."""
+        """Store a batch; a code a key (0 or negative).  Sizes are bytes, > 0.  `meanwhile` as in Client.call.  `eager`:
+        it ends within milliseconds, and the reply to PutEnd need not be waited for (as with small single values)."""
+        started_at = time.monotonic()
         try:
-            started = self._rpc.call(PutStart(keys, sizes, options), PutStarted, meanwhile)
+            started = self._rpc.call(PutStart(keys, sizes, options, eager), PutStarted, meanwhile)
         except StoreError as error:
             return [int(error.code)] * len(keys)
         codes = [grant if isinstance(grant, int) else 0 for grant in started.grants]
@@ -67,12 +70,21 @@ class PutPipeline:
         if not granted:
             return codes
         try:
-            bad = yield from self._write(keys, sizes, granted, started.term, pieces_of, options, trust)
+            bad = yield from self._write(keys, sizes, granted, started.term, pieces_of, options, trust, eager)
         except UnsoundError as error:  # nothing has been written
             code = int(error.code)
             bad = {(i, number): code for i, grant in granted.items() for number in range(len(grant.replicas))}
+        if eager and not bad and time.monotonic() - started_at < EAGER_LIMIT and self._are_mapped(granted):
+            with contextlib.suppress(StoreError):
+                self._rpc.post(PutEnd([grant.seq for grant in granted.values()]))
+                return codes
         self._finish(granted, bad, codes)
         return codes
+
+    def _are_mapped(self, granted: dict[int, Grant]) -> bool:
+        """Whether all went into memory that is mapped here: only then is it known to be final."""
+        segments = {part.segment for grant in granted.values() for parts in grant.replicas for part in parts}
+        return all(self._attachments.distance(segment) < 2 for segment in segments)
 
     def put_one(self, key: str, size: int, address: int, options: PutOptions | None, trusted: bool) -> int:
         """As `put`, of one value at one address: short cuts for what is small and on this host."""
@@ -150,6 +162,7 @@ class PutPipeline:
         pieces_of: PiecesOf,
         options: PutOptions | None,
         trust: Trust,
+        final: bool = False,
     ) -> Generator[None, None, dict[tuple[int, int], int]]:
         """Fill the granted room; (index, replica) → code of what failed."""
         shares: dict[int, _Share] = {}
@@ -170,19 +183,19 @@ class PutPipeline:
                     start += length
         bad: dict[tuple[int, int], int] = {}
         for segment, share in shares.items():
-            filled = yield from self._fill(segment, share, term, pieces_of, trust)
+            filled = yield from self._fill(segment, share, term, pieces_of, trust, final)
             for value, replica, code in zip(share.values, share.replicas, filled, strict=True):
                 if code:
                     bad[value, replica] = code
         return bad
 
     def _fill(
-        self, segment: int, share: _Share, term: int, pieces_of: PiecesOf, trust: Trust
+        self, segment: int, share: _Share, term: int, pieces_of: PiecesOf, trust: Trust, final: bool
     ) -> Generator[None, None, list[int]]:
         pieces = pieces_of(share.values) if share.whole else _cut(share, pieces_of)
         try:
             with self._attachments.use(segment) as transport:
-                codes = yield from transport.put_steps(term, share.records, pieces, trust(pieces))
+                codes = yield from transport.put_steps(term, share.records, pieces, trust(pieces), final)
         except TransferError as error:
             self._attachments.forget(segment)
             return [int(error.code)] * len(share.records)

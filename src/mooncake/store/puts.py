@@ -165,6 +165,7 @@ class Puts(Member):
                 options.of(part) if options is not None else None,
                 checked,
                 largest,
+                eager=True,
             )
             for part in parts
         )
@@ -180,12 +181,13 @@ class Puts(Member):
         options: "PutOptions | None",
         checked: bool,
         largest: int,
+        eager: bool = False,
     ) -> Generator[None, None, list[int]]:
         """Store a batch, or the part of one; see transfer.steps."""
         if all(keys) and (not totals or (min(totals) > 0 and max(totals) <= largest)):
             vectors = Vectors(addresses, sizes)
             whole = pieces_by_value(addresses, sizes, vectors)
-            codes = yield from self._store(client, list(keys), totals, whole, options, checked, vectors.make)
+            codes = yield from self._store(client, list(keys), totals, whole, options, checked, vectors.make, eager)
             if vectors.whole is not None:
                 return codes
         good = [
@@ -216,7 +218,8 @@ class Puts(Member):
         options: "PutOptions | None",
         checked: bool,
         meanwhile: "Meanwhile | None" = None,
+        eager: bool = False,
     ) -> Generator[None, None, list[int]]:
         trust = trust_of(client, checked, write=False)
-        codes = yield from client.puts.put_steps(keys, totals, vectors, options, trust, meanwhile)
+        codes = yield from client.puts.put_steps(keys, totals, vectors, options, trust, meanwhile, eager)
         return [0 if code == EXISTS else code for code in codes]

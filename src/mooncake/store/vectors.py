@@ -20,7 +20,7 @@ def parts_of(client: "StoreClient", totals: list[int], addresses: Lists) -> list
     """How a batch is cut so that GPUs copy one part while the master is asked about the next; most are not.  The first
     and the last parts are small: nothing goes on while those are begun or ended."""
     whole = [slice(0, len(totals))]
-    if not driver.is_loaded() or sum(totals) < 2 * PART or not addresses[0]:
+    if not driver.is_loaded() or sum(totals) < PART // 2 or not addresses[0]:
         return whole
     if client.registered.covers_one(addresses[0][0], 1, write=False):
         return whole

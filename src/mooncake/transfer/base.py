@@ -14,12 +14,13 @@ class Transport(ABC):
 
     @abstractmethod
     def put_steps(
-        self, term: int, records: list[WriteRecord], pieces: Pieces, trusted: bool
+        self, term: int, records: list[WriteRecord], pieces: Pieces, trusted: bool, final: bool
     ) -> Generator[None, None, list[int]]:
         """Write `records` of master `term` and their bytes; `pieces` cover the records' extents in order.
 
         A code a record: 0 whole and marked so; INVALID_WRITE if its grant no longer stands.  Raises TransferError
         if nothing can be said of any of them.  `trusted`: the memory is registered, so its addresses are valid.
+        `final`: 0 shall mean that the master that granted it, or whoever follows it, will find it so.
         """
 
     @abstractmethod

@@ -15,7 +15,7 @@ from mooncake.errors import TransferError, TransferTimedOut
 from mooncake.rpc.messages import Exported
 from mooncake.transfer.cma import CmaLink
 from mooncake.transfer.cuda import driver
-from mooncake.transfer.cuda.device import NO_GPU, kinds_of
+from mooncake.transfer.cuda.device import NO_GPU, kinds_of, only_kind_of
 from mooncake.transfer.cuda.peers import HOST, NOT_EXPORTED, Import, reaching_device
 from mooncake.transfer.pieces import Int64Array, Pieces, pieces_of
 from mooncake.transfer.staging import STAGING, staging
@@ -44,7 +44,8 @@ class DeviceMoves:
         with self._link.use(remote) as regions:
             far = regions.kinds_of(remote)
             asks = driver.is_loaded() and not is_host
-            near = kinds_of(local) if asks else np.full(len(far), NO_GPU, np.int64)
+            only = only_kind_of(local) if asks else NO_GPU
+            near = kinds_of(local) if only is None else np.full(len(far), only, np.int64)
             if not far.any() and (near == NO_GPU).all():
                 return False
             runs = list(_runs(local, remote, near, far))

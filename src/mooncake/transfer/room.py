@@ -129,8 +129,12 @@ def _runs(ranges: list[int], pieces: Pieces) -> Iterator[tuple[int, Pieces]]:
 
 def _by_device(pieces: Pieces) -> "Iterator[tuple[Device | None, int, Pieces]]":
     """Runs of pieces of one kind: (the GPU whose memory they are, None for host memory; where they begin; they)."""
-    from mooncake.transfer.cuda.device import device, kinds_of
+    from mooncake.transfer.cuda.device import device, kinds_of, only_kind_of
 
+    only = only_kind_of(pieces)
+    if only is not None:
+        yield device(only), 0, pieces
+        return
     kinds = kinds_of(pieces)
     breaks = np.flatnonzero(np.diff(kinds)) + 1
     at = 0

@@ -15,10 +15,9 @@ from mooncake.transfer import table
 from mooncake.transfer.base import Transport, merge
 from mooncake.transfer.memory import SegmentMemory
 from mooncake.transfer.pieces import Pieces, pieces_of
-from mooncake.transfer.room import Room, Steps
+from mooncake.transfer.room import Room
 
 ATTACH_LIMIT = 1.0  # seconds
-GROUP = 16 << 20  # bytes: while as many cross the bus to a GPU, the records of the next ones are written
 
 
 class ShmTransport(Transport):
@@ -33,58 +32,48 @@ class ShmTransport(Transport):
         self._room = Room(memory.address, memory.data_fd, memory.size)
 
     def put_steps(
-        self, term: int, records: list[WriteRecord], pieces: Pieces, trusted: bool
+        self, term: int, records: list[WriteRecord], pieces: Pieces, trusted: bool, final: bool
     ) -> Generator[None, None, list[int]]:
-        codes: list[int] = []
-        try:
-            with self._room.filling() as filling:
-                at = 0
-                for group in [records] if trusted else _groups(records):
-                    begun = self._begin(term, group)
-                    codes += begun
-                    if len(group) == len(records) and not any(begun):
-                        extents = [x for record in group for x in record.body.extents]
-                        filling.add(merge(extents), pieces, trusted)
-                        break
-                    at = self._fill(filling, group, begun, pieces, at, trusted)
-                if filling.go_on:
-                    yield
-        except BaseException:
-            for record in records:
-                self.memory.table.abandon(record.slots[0], record.seq)
-            raise
-        for record, code in zip(records, codes, strict=True):
-            if code:
-                self.memory.table.abandon(record.slots[0], record.seq)
-            else:
-                self.memory.table.set_state(record.slots[0], table.COMPLETE)
-        return codes
-
-    def _begin(self, term: int, records: list[WriteRecord]) -> list[int]:
-        """Write their records; a code for each, 0 where the grant stands."""
         records_table = self.memory.table
         for record in records:
             if records_table.may_write(record.slots[0], record.seq, term):
                 records_table.begin(record.slots, record.seq, term, self._writer, record.body)
         table.fence()
-        valid, refused = records_table.term == term, int(ErrorCode.INVALID_WRITE)
-        return [0 if valid and records_table.is_granted(record.slots[0], record.seq) else refused for record in records]
-
-    def _fill(
-        self, filling: Steps, records: list[WriteRecord], codes: list[int], pieces: Pieces, at: int, trusted: bool
-    ) -> int:
-        """Copy a group's values, whose pieces begin at byte `at` of the whole; where the next group's do."""
-        if not any(codes):
-            extents = [x for record in records for x in record.body.extents]
-            length = sum(extents[1::2])
-            filling.add(merge(extents), pieces.part(at, length), trusted)
-            return at + length
+        codes = self._standing(term, records)
+        try:
+            with self._room.filling() as filling:
+                if not any(codes):
+                    filling.add(merge([x for record in records for x in record.body.extents]), pieces, trusted)
+                else:
+                    at = 0
+                    for record, code in zip(records, codes, strict=True):
+                        length = sum(record.body.extents[1::2])
+                        if not code:
+                            filling.add(merge(record.body.extents), pieces.part(at, length), trusted)
+                        at += length
+                if filling.go_on:
+                    yield
+        except BaseException:
+            for record in records:
+                records_table.abandon(record.slots[0], record.seq)
+            raise
         for record, code in zip(records, codes, strict=True):
-            length = sum(record.body.extents[1::2])
-            if not code:
-                filling.add(merge(record.body.extents), pieces.part(at, length), trusted)
-            at += length
-        return at
+            if code:
+                records_table.abandon(record.slots[0], record.seq)
+            else:
+                records_table.set_state(record.slots[0], table.COMPLETE)
+        if final:
+            table.fence()
+            codes = [code or standing for code, standing in zip(codes, self._standing(term, records), strict=True)]
+        return codes
+
+    def _standing(self, term: int, records: list[WriteRecord]) -> list[int]:
+        """A code for each: 0 if its grant still stands."""
+        records_table, refused = self.memory.table, int(ErrorCode.INVALID_WRITE)
+        if records_table.term != term:
+            return [refused] * len(records)
+        is_granted = records_table.is_granted
+        return [0 if is_granted(record.slots[0], record.seq) else refused for record in records]
 
     def put_one(self, term: int, record: WriteRecord, address: int, trusted: bool) -> int:
         """As `put`, of one record with one extent whose bytes lie at one address.  Whole means here that the master
@@ -129,19 +118,6 @@ class ShmTransport(Transport):
             self.link.close()
         self._room.close()
         self.memory.close()
-
-
-def _groups(records: list[WriteRecord]) -> list[list[WriteRecord]]:
-    """In order, GROUP bytes or a little more each."""
-    groups: list[list[WriteRecord]] = [[]]
-    held = 0
-    for record in records:
-        if held >= GROUP:
-            groups.append([])
-            held = 0
-        groups[-1].append(record)
-        held += sum(record.body.extents[1::2])
-    return groups
 
 
 def attach(info: SegmentInfo) -> ShmTransport | None:

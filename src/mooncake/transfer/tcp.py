@@ -25,7 +25,7 @@ class TcpTransport(Transport):
         self._streams = StreamPool(info.tcp, hello, limit)
 
     def put_steps(
-        self, term: int, records: list[WriteRecord], pieces: Pieces, trusted: bool
+        self, term: int, records: list[WriteRecord], pieces: Pieces, trusted: bool, final: bool
     ) -> Generator[None, None, list[int]]:
         yield from ()  # nothing goes on without this thread
         message = Write(self._segment, term, records)

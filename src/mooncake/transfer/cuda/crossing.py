@@ -21,7 +21,6 @@ from mooncake.transfer.pieces import Int64Array, Pieces, pieces_of
 
 DIRECT = 512 << 10  # bytes: pieces as large as this cross by themselves
 FEW = 4  # pieces: so few do, too
-FIRST = CHUNK  # bytes of the first step of many
 
 _Room = tuple[int, int, int, bool]
 """A host range: address, length, offset in its chunk, whether it is pinned."""
@@ -59,7 +58,7 @@ class _Crossing:
             cut_host = pieces_of([address for address, _, _ in runs], [length for _, length, _ in runs])
             self._add_direct(*pair(pieces, cut_host))
             return
-        for near, far in _batches(pieces, host) if self._chunks else _steps(pieces, host):
+        for near, far in _batches(pieces, host):
             cuts = cut(near, CHUNK)
             if self._rows + len(cuts.starts) > TABLE:
                 lanes.wait(lanes.kernels)
@@ -203,16 +202,8 @@ def _chunks(cuts: Cuts, rooms: list[list[_Room]]) -> list[_Chunk]:
     return [(firsts[chunk], firsts[chunk + 1], room) for chunk, room in enumerate(rooms)]
 
 
-def _steps(pieces: Pieces, host: Pieces) -> Iterator[tuple[Pieces, Pieces]]:
-    """A first small step, so that the bus has work while the rest is laid out; none larger than the table."""
-    total = pieces.total
-    if total > FIRST:
-        yield pieces.part(0, FIRST), host.part(0, FIRST)
-        pieces, host = pieces.part(FIRST, total - FIRST), host.part(FIRST, total - FIRST)
-    yield from _batches(pieces, host)
-
-
 def _batches(pieces: Pieces, host: Pieces) -> Iterator[tuple[Pieces, Pieces]]:
+    """Cut so that each has room in the table."""
     count = len(pieces.lengths)
     if count + pieces.total // CHUNK < TABLE:
         yield pieces, host

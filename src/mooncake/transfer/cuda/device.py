@@ -139,13 +139,18 @@ def device(ordinal: int) -> Device:
 os.register_at_fork(after_in_child=_device.cache_clear)
 
 
+def only_kind_of(pieces: Pieces) -> int | None:
+    """The GPU whose memory they all are, if they lie in one allocation."""
+    allocation = driver.range_of(int(pieces.addresses[0]))
+    if allocation is None or pieces.addresses.min() < allocation.base:
+        return None
+    return allocation.device if (pieces.addresses + pieces.lengths).max() <= allocation.end else None
+
+
 def kinds_of(pieces: Pieces) -> npt.NDArray[np.int64]:
     """For each piece the GPU whose memory it is, NO_GPU if it is none's.  Raises TransferError for one that runs over
     the end of its allocation: a kernel that touched what is not there would end the whole process's CUDA."""
     first, last = pieces.addresses, pieces.addresses + pieces.lengths
-    allocation = driver.range_of(int(first[0]))
-    if allocation is not None and first.min() >= allocation.base and last.max() <= allocation.end:
-        return np.full(len(first), allocation.device, np.int64)
     kinds = np.full(len(first), NO_GPU, np.int64)
     left = np.ones(len(first), bool)
     while left.any():
