@@ -9,7 +9,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from mooncake.cli.engine_settings import pool_environment, transfer_config
+from mooncake.cli.engine_settings import cpu_engine_arguments, pool_environment, transfer_config
 from mooncake.cli.loopback import HOST, fetch, free_ports, metric
 from tests.processes import gone, wait_until
 
@@ -67,13 +67,15 @@ class Server:
     def __init__(self, zygote: Zygote, name: str, model: Path, folder: Path, pool: Path | None, role: str) -> None:
         (self.port,) = free_ports(1)
         self.log = folder / f"{name}.log"
-        argv = [
-            *("--model", str(model), "--served-model-name", "tiny"),
-            *("--host", HOST, "--port", str(self.port)),
-            *("--dtype", "float32", "--enforce-eager", "--distributed-executor-backend", "uni"),
-            *("--max-model-len", "4096", "--block-size", str(BLOCK), "--kv-cache-memory-bytes", str(KV_CACHE_SIZE)),
-            *(("--kv-transfer-config", transfer_config(self.port, role)) if pool else ()),
-        ]
+        argv = cpu_engine_arguments(
+            model,
+            "tiny",
+            self.port,
+            max_model_len=4096,
+            block_size=BLOCK,
+            kv_cache_size=KV_CACHE_SIZE,
+            transfer=transfer_config(self.port, role) if pool else "",
+        )
         self.pid = zygote.fork(argv, pool_environment(pool) if pool else {"VLLM_HOST_IP": HOST}, self.log)
 
     def wait_ready(self) -> None:
