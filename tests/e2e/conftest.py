@@ -5,7 +5,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from mooncake.cli.engine_settings import write_pool_config
+from mooncake.cli.engine_settings import pool_environment, transfer_config, write_pool_config
+from mooncake.cli.loopback import free_ports
 from tests.e2e.servers import HERE, Server, Zygote, vllm_python
 from tests.e2e.up import Up
 from tests.processes import Master
@@ -66,7 +67,8 @@ def start(zygote, model, tmp_path):
         def start(pool, **roles):
             servers = []
             for name, role in roles.items():
-                servers.append(Server(zygote, name, model, tmp_path, pool.config if role else None, role))
+                settings = (transfer_config(free_ports(1)[0], role), pool_environment(pool.config)) if role else ()
+                servers.append(Server(zygote, name, model, tmp_path, *settings))
                 stack.callback(servers[-1].stop)
             for server in servers:
                 server.wait_ready()

@@ -1,0 +1,84 @@
+"""Prefill and decode instances of real vLLM behind the real proxy."""
+
+from contextlib import ExitStack
+from pathlib import Path
+
+from mooncake.cli.engine_settings import (
+    CONSUMER,
+    PRODUCER,
+    p2p_and_pool_config,
+    p2p_config,
+    p2p_environment,
+    pool_environment,
+)
+from mooncake.cli.loopback import free_ports
+from tests.e2e.servers import Server, Zygote
+from tests.processes import wait_until
+from tests.proxy.processes import Proxy
+
+ABORT_LIMIT = 6  # seconds
+
+
+class Deployment:
+    """Everything that is started here ends with `stack`."""
+
+    def __init__(self, stack: ExitStack, zygote: Zygote, model: Path, folder: Path) -> None:
+        self._stack, self._zygote, self._model, self._folder = stack, zygote, model, folder
+        self._names: set[str] = set()
+        self.prefill: list[Server] = []
+        self.decode: list[Server] = []
+        self.proxy: Proxy | None = None
+
+    def start(
+        self,
+        prefill: int = 1,
+        decode: int = 1,
+        *flags: str,
+        pool: Path | None = None,
+        pool_first: bool = False,
+        workers: int | None = None,
+    ) -> "Deployment":
+        """Engines, all at once, and the proxy in front of them; `flags` are the proxy's."""
+        for role, count, servers in ((PRODUCER, prefill, self.prefill), (CONSUMER, decode, self.decode)):
+            for _ in range(count):
+                servers.append(self.engine(role, pool, pool_first=pool_first, workers=workers))
+        for server in (*self.prefill, *self.decode):
+            server.wait_ready()
+        self.proxy = Proxy(*flags, prefill=[(one, True) for one in self.prefill], decode=self.decode)
+        self._stack.callback(self.proxy.stop)
+        return self
+
+    def engine(
+        self, role: str, pool: Path | None = None, *, pool_first: bool = False, workers: int | None = None
+    ) -> Server:
+        """One instance of MooncakeConnector; with `pool`, also of MooncakeStoreConnector.  Not waited for."""
+        bootstrap, lookup = free_ports(2)
+        environment = p2p_environment(bootstrap if role == PRODUCER else None, ABORT_LIMIT)
+        if pool is None:
+            transfer = p2p_config(role, workers)
+        else:
+            environment |= pool_environment(pool)
+            transfer = p2p_and_pool_config(role, lookup, pool_first=pool_first)
+        return self._server(role, transfer, environment)
+
+    def plain(self) -> Server:
+        """One instance that computes everything itself.  Not waited for."""
+        return self._server("plain", "", {})
+
+    def _server(self, name: str, transfer: str, environment: dict[str, str]) -> Server:
+        name = f"{name}-{len(self._names)}"
+        self._names.add(name)
+        server = Server(self._zygote, name, self._model, self._folder, transfer, environment)
+        self._stack.callback(server.stop)
+        return server
+
+
+def held(server: Server) -> float:
+    """Share of the KV cache that is in use."""
+    return server.metric("vllm:kv_cache_usage_perc")
+
+
+def wait_free(*servers: Server, limit: float) -> None:
+    """Until no request runs or waits there and none of its blocks is in use."""
+    for server in servers:
+        wait_until(lambda: held(server) == 0, limit, f"{server.log.name}: free blocks")  # noqa: B023
