@@ -14,9 +14,9 @@ from mooncake.cli.engine_settings import (
 from mooncake.cli.loopback import free_ports
 from tests.e2e.servers import Server, Zygote
 from tests.processes import wait_until
-from tests.proxy.processes import Proxy
+from tests.proxy.processes import Proxy, http
 
-ABORT_LIMIT = 6  # seconds
+ABORT_LIMIT = 5  # seconds
 
 
 class Deployment:
@@ -68,9 +68,16 @@ class Deployment:
     def _server(self, name: str, transfer: str, environment: dict[str, str]) -> Server:
         name = f"{name}-{len(self._names)}"
         self._names.add(name)
+        environment["VLLM_SERVER_DEV_MODE"] = "1"  # for /reset_prefix_cache
         server = Server(self._zygote, name, self._model, self._folder, transfer, environment)
         self._stack.callback(server.stop)
         return server
+
+
+def forget(*servers: Server) -> None:
+    """Make them compute every prompt anew."""
+    for server in servers:
+        assert http(f"{server.url}/reset_prefix_cache", {})[0] == 200
 
 
 def held(server: Server) -> float:

@@ -79,9 +79,9 @@ class Server:
         (self.port,) = free_ports(1)
         self.url = f"http://{HOST}:{self.port}"
         self.log = folder / f"{name}.log"
-        environment = {"VLLM_HOST_IP": HOST, **(environment or {})}
-        self.bootstrap_port = int(environment.get("VLLM_MOONCAKE_BOOTSTRAP_PORT", 0))
-        argv = cpu_engine_arguments(
+        self._environment = {"VLLM_HOST_IP": HOST, **(environment or {})}
+        self.bootstrap_port = int(self._environment.get("VLLM_MOONCAKE_BOOTSTRAP_PORT", 0))
+        self._argv = cpu_engine_arguments(
             model,
             "tiny",
             self.port,
@@ -90,7 +90,13 @@ class Server:
             kv_cache_size=KV_CACHE_SIZE,
             transfer=transfer,
         )
-        self.pid = zygote.fork([*argv, *more], environment, self.log)
+        self._argv += more
+        self._zygote = zygote
+        self.start()
+
+    def start(self) -> None:
+        """Also again, after it was killed: on the same ports, with a new engine id.  Not waited for."""
+        self.pid = self._zygote.fork(self._argv, self._environment, self.log)
 
     def wait_ready(self) -> None:
         def ready() -> bool:
