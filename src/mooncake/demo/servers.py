@@ -4,17 +4,12 @@ import os
 import re
 import socket
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from mooncake.cli.children import Child, ChildFailed, Children, module_command, own_command
-from mooncake.cli.engine_settings import (
-    API_SERVER,
-    cpu_engine_arguments,
-    cpu_environment,
-    pool_environment,
-    transfer_config,
-)
+from mooncake.cli.engine_settings import API_SERVER, cpu_engine_arguments, cpu_environment
 from mooncake.cli.loopback import HOST, accepts, fetch, free_ports
 
 BLOCK_SIZE = 32  # tokens; the smallest that vLLM's CPU attention takes
@@ -65,8 +60,10 @@ def start_master(children: Children, folder: Path) -> Master:
     return Master(child, port, metrics_port)
 
 
-def start_instance(children: Children, name: str, model: Path, folder: Path, pool: Path | None) -> Instance:
-    """Start a vLLM instance; `pool` is the pool's configuration file, or None for one without a pool."""
+def start_instance(
+    children: Children, name: str, model: Path, folder: Path, transfer: str, environment: Mapping[str, str]
+) -> Instance:
+    """Start a vLLM instance.  `transfer`: the text for --kv-transfer-config, empty for an instance by itself."""
     (port,) = free_ports(1)
     command = module_command(
         API_SERVER,
@@ -77,18 +74,18 @@ def start_instance(children: Children, name: str, model: Path, folder: Path, poo
             max_model_len=MAX_MODEL_LEN,
             block_size=BLOCK_SIZE,
             kv_cache_size=KV_CACHE_SIZE,
-            transfer=transfer_config(lookup_port=port) if pool else "",
+            transfer=transfer,
         ),
     )
-    environment = {
+    whole_environment = {
         # VLLM_CPU_KVCACHE_SPACE would win over the command line.
         **{name: value for name, value in os.environ.items() if name != "VLLM_CPU_KVCACHE_SPACE"},
         **cpu_environment(),
         **_temporary_files(folder),
-        **(pool_environment(pool) if pool else {}),
+        **environment,
     }
     log = folder / f"{name.replace(' ', '-').lower()}.log"
-    return Instance(name, children.start(f"vLLM ({name})", command, log, environment), port)
+    return Instance(name, children.start(f"vLLM ({name})", command, log, whole_environment), port)
 
 
 def _temporary_files(folder: Path) -> dict[str, str]:
