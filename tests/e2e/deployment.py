@@ -37,11 +37,16 @@ class Deployment:
         pool: Path | None = None,
         pool_first: bool = False,
         workers: int | None = None,
+        ranks: tuple[int, int] = (1, 1),
     ) -> "Deployment":
-        """Engines, all at once, and the proxy in front of them; `flags` are the proxy's."""
-        for role, count, servers in ((PRODUCER, prefill, self.prefill), (CONSUMER, decode, self.decode)):
+        """Engines, all at once, and the proxy in front of them.
+
+        `flags` are the proxy's; `ranks`: tensor-parallel sizes of prefill and decode.
+        """
+        roles = ((PRODUCER, prefill, self.prefill, ranks[0]), (CONSUMER, decode, self.decode, ranks[1]))
+        for role, count, servers, size in roles:
             for _ in range(count):
-                servers.append(self.engine(role, pool, pool_first=pool_first, workers=workers))
+                servers.append(self.engine(role, pool, pool_first=pool_first, workers=workers, ranks=size))
         for server in (*self.prefill, *self.decode):
             server.wait_ready()
         self.proxy = Proxy(*flags, prefill=[(one, True) for one in self.prefill], decode=self.decode)
@@ -49,7 +54,13 @@ class Deployment:
         return self
 
     def engine(
-        self, role: str, pool: Path | None = None, *, pool_first: bool = False, workers: int | None = None
+        self,
+        role: str,
+        pool: Path | None = None,
+        *,
+        pool_first: bool = False,
+        workers: int | None = None,
+        ranks: int = 1,
     ) -> Server:
         """One instance of MooncakeConnector; with `pool`, also of MooncakeStoreConnector.  Not waited for."""
         bootstrap, lookup = free_ports(2)
@@ -59,17 +70,21 @@ class Deployment:
         else:
             environment |= pool_environment(pool)
             transfer = p2p_and_pool_config(role, lookup, pool_first=pool_first)
-        return self._server(role, transfer, environment)
+        if ranks == 1:
+            return self._server(role, transfer, environment)
+        environment["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(map(str, range(ranks)))
+        parallel = ("--tensor-parallel-size", str(ranks), "--distributed-executor-backend", "mp")
+        return self._server(role, transfer, environment, *parallel)
 
     def plain(self) -> Server:
         """One instance that computes everything itself.  Not waited for."""
         return self._server("plain", "", {})
 
-    def _server(self, name: str, transfer: str, environment: dict[str, str]) -> Server:
+    def _server(self, name: str, transfer: str, environment: dict[str, str], *more: str) -> Server:
         name = f"{name}-{len(self._names)}"
         self._names.add(name)
         environment["VLLM_SERVER_DEV_MODE"] = "1"  # for /reset_prefix_cache
-        server = Server(self._zygote, name, self._model, self._folder, transfer, environment)
+        server = Server(self._zygote, name, self._model, self._folder, transfer, environment, *more)
         self._stack.callback(server.stop)
         return server
 
