@@ -10,13 +10,26 @@ from mooncake.cli.engine_settings import (
     p2p_config,
     p2p_environment,
     pool_environment,
+    write_pool_config,
 )
 from mooncake.cli.loopback import free_ports
 from tests.e2e.servers import Server, Zygote
-from tests.processes import wait_until
+from tests.processes import Master, wait_until
 from tests.proxy.processes import Proxy, http
 
 ABORT_LIMIT = 5  # seconds
+
+
+SEGMENT_SIZE = 64 << 20  # bytes that each instance gives to a pool
+
+
+def start_pool(stack: ExitStack, folder: Path) -> Master:
+    """A master; its `config` is the file that engines read."""
+    master = Master()
+    stack.callback(master.stop)
+    master.config = folder / "pool.json"
+    write_pool_config(master.config, master.port, SEGMENT_SIZE)
+    return master
 
 
 class Deployment:
@@ -34,7 +47,7 @@ class Deployment:
         prefill: int = 1,
         decode: int = 1,
         *flags: str,
-        pool: Path | None = None,
+        pool: Master | None = None,
         pool_first: bool = False,
         workers: int | None = None,
         ranks: tuple[int, int] = (1, 1),
@@ -56,7 +69,7 @@ class Deployment:
     def engine(
         self,
         role: str,
-        pool: Path | None = None,
+        pool: Master | None = None,
         *,
         pool_first: bool = False,
         workers: int | None = None,
@@ -68,7 +81,7 @@ class Deployment:
         if pool is None:
             transfer = p2p_config(role, workers)
         else:
-            environment |= pool_environment(pool)
+            environment |= pool_environment(pool.config)
             transfer = p2p_and_pool_config(role, lookup, pool_first=pool_first)
         if ranks == 1:
             return self._server(role, transfer, environment)

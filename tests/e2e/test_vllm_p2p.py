@@ -8,12 +8,11 @@ from contextlib import ExitStack
 
 import pytest
 
-from mooncake.cli.engine_settings import CONSUMER, PRODUCER, write_pool_config
-from tests.e2e.conftest import SEGMENT_SIZE
-from tests.e2e.deployment import ABORT_LIMIT, Deployment, wait_free
+from mooncake.cli.engine_settings import CONSUMER, PRODUCER
+from tests.e2e.deployment import ABORT_LIMIT, Deployment, start_pool, wait_free
 from tests.e2e.questions import TOKENS, all_of, chat, completion, ids_of, prompt
 from tests.e2e.servers import BLOCK
-from tests.processes import Master, wait_until
+from tests.processes import wait_until
 from tests.proxy.processes import http, stream, streamed
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(240)]
@@ -147,13 +146,10 @@ def test_decode_computes_what_never_comes(pair):
 
 
 @pytest.mark.parametrize("pool_first", [False, True], ids=["p2p first", "pool first"])
-def test_both_connectors(stack, zygote, model, pair, tmp_path, pool_first):
+def test_both_connectors(zygote, model, pair, tmp_path, pool_first):
     with ExitStack() as stack:
-        master = Master()
-        stack.callback(master.stop)
-        config = tmp_path / "pool.json"
-        write_pool_config(config, master.port, SEGMENT_SIZE)
-        both = Deployment(stack, zygote, model, tmp_path).start(pool=config, pool_first=pool_first)
+        pool = start_pool(stack, tmp_path)
+        both = Deployment(stack, zygote, model, tmp_path).start(pool=pool, pool_first=pool_first)
         (prefill,), (decode,) = both.prefill, both.decode
         ids = prompt(6)
         expected = pair.alone.ask(ids, TOKENS).token_ids
@@ -161,11 +157,11 @@ def test_both_connectors(stack, zygote, model, pair, tmp_path, pool_first):
         assert ids_of(streamed(both.proxy.url, completion(ids))) == expected
         assert from_peer(decode) == len(ids)
         assert computed(decode) == 0
-        wait_until(lambda: master.metric("master_key_count") >= 20, what="prefill's blocks in the pool")
+        wait_until(lambda: pool.metric("master_key_count") >= 20, what="prefill's blocks in the pool")
 
         # Another prefill instance finds in the pool what the first one computed, and hands it over.
-        other = both.engine(PRODUCER, config, pool_first=pool_first)
-        fresh = both.engine(CONSUMER, config, pool_first=pool_first)
+        other = both.engine(PRODUCER, pool.config, pool_first=pool_first)
+        fresh = both.engine(CONSUMER, pool.config, pool_first=pool_first)
         other.wait_ready()
         fresh.wait_ready()
         for change, role, servers in (("add", "prefill", (other, prefill)), ("add", "decode", (fresh, decode))):

@@ -2,7 +2,7 @@
 are added, killed, stopped or come back.
 
 `XPYD_REQUESTS=200 scripts/test tests/e2e/test_vllm_xpyd.py -s` asks more than the tests do by themselves, and prints
-the figures that are in docs/performance.md.
+the figures that are in docs/performance.md.  With XPYD_POOL=1 the instances also share a pool (MultiConnector).
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.e2e.deployment import Deployment, forget, wait_free
+from tests.e2e.deployment import Deployment, forget, start_pool, wait_free
 from tests.e2e.questions import TOKENS, all_of, chat, completion, ids_of, prompt
 from tests.processes import gone, wait_until
 from tests.proxy.processes import Proxy, Streamed
@@ -35,9 +35,10 @@ BODIES = [
 def fleet(zygote, model, tmp_path_factory):
     """Two of each, and one that does all by itself (`alone`)."""
     with ExitStack() as stack:
-        fleet = Deployment(stack, zygote, model, tmp_path_factory.mktemp("fleet"))
+        folder = tmp_path_factory.mktemp("fleet")
+        fleet = Deployment(stack, zygote, model, folder)
         fleet.alone = fleet.plain()
-        fleet.start(2, 2)
+        fleet.start(2, 2, pool=start_pool(stack, folder) if os.environ.get("XPYD_POOL") else None)
         fleet.alone.wait_ready()
         yield fleet
 
