@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import pytest
 
 from mooncake.cli.engine_settings import CONSUMER, PRODUCER
-from tests.e2e.deployment import ABORT_LIMIT, Deployment, start_pool, wait_free
+from tests.e2e.deployment import ABORT_LIMIT, Deployment, wait_free
 from tests.e2e.questions import TOKENS, all_of, chat, completion, ids_of, prompt
 from tests.e2e.servers import BLOCK
 from tests.processes import wait_until
@@ -29,19 +29,14 @@ def from_peer(server) -> float:
 
 
 @pytest.fixture(scope="module")
-def stack():
+def pair(zygote, model, tmp_path_factory):
+    """One prefill, one decode instance, the proxy, and `alone`: an instance without any connector."""
     with ExitStack() as stack:
-        yield stack
-
-
-@pytest.fixture(scope="module")
-def pair(stack, zygote, model, tmp_path_factory):
-    """One prefill, one decode instance, the proxy, and `plain`: an instance without any connector."""
-    deployment = Deployment(stack, zygote, model, tmp_path_factory.mktemp("pair"))
-    deployment.alone = deployment.plain()
-    deployment.start(workers=2)
-    deployment.alone.wait_ready()
-    return deployment
+        deployment = Deployment(stack, zygote, model, tmp_path_factory.mktemp("pair"))
+        deployment.alone = deployment.plain()
+        deployment.start(workers=2)
+        deployment.alone.wait_ready()
+        yield deployment
 
 
 def test_the_prompt_comes_from_prefill(pair):
@@ -146,35 +141,33 @@ def test_decode_computes_what_never_comes(pair):
 
 
 @pytest.mark.parametrize("pool_first", [False, True], ids=["p2p first", "pool first"])
-def test_both_connectors(zygote, model, pair, tmp_path, pool_first):
-    with ExitStack() as stack:
-        pool = start_pool(stack, tmp_path)
-        both = Deployment(stack, zygote, model, tmp_path).start(pool=pool, pool_first=pool_first)
-        (prefill,), (decode,) = both.prefill, both.decode
-        ids = prompt(6)
-        expected = pair.alone.ask(ids, TOKENS).token_ids
+def test_both_connectors(zygote, model, pair, pool, cleanup, tmp_path, pool_first):
+    both = Deployment(cleanup, zygote, model, tmp_path).start(pool=pool, pool_first=pool_first)
+    (prefill,), (decode,) = both.prefill, both.decode
+    ids = prompt(6)
+    expected = pair.alone.ask(ids, TOKENS).token_ids
 
-        assert ids_of(streamed(both.proxy.url, completion(ids))) == expected
-        assert from_peer(decode) == len(ids)
-        assert computed(decode) == 0
-        wait_until(lambda: pool.metric("master_key_count") >= 20, what="prefill's blocks in the pool")
+    assert ids_of(streamed(both.proxy.url, completion(ids))) == expected
+    assert from_peer(decode) == len(ids)
+    assert computed(decode) == 0
+    wait_until(lambda: pool.metric("master_key_count") >= 20, what="prefill's blocks in the pool")
 
-        # Another prefill instance finds in the pool what the first one computed, and hands it over.
-        other = both.engine(PRODUCER, pool.config, pool_first=pool_first)
-        fresh = both.engine(CONSUMER, pool.config, pool_first=pool_first)
-        other.wait_ready()
-        fresh.wait_ready()
-        for change, role, servers in (("add", "prefill", (other, prefill)), ("add", "decode", (fresh, decode))):
-            assert both.proxy.change(change, role, servers[0], **port_of(servers[0]))[0] == 200
-            wait_until(lambda: both.proxy.instance(servers[0])["state"] == "ready", what="the instance")  # noqa: B023
-            assert both.proxy.change("remove", role, servers[1])[0] == 200
-        assert ids_of(streamed(both.proxy.url, completion(ids))) == expected
-        loaded = other.metric("vllm:external_prefix_cache_hits_total")
-        taken = fresh.metric("vllm:external_prefix_cache_hits_total")
-        assert loaded == 20 * BLOCK
-        assert taken == (20 * BLOCK if pool_first else len(ids))
-        assert from_peer(fresh) == (0 if pool_first else len(ids))
-        wait_free(prefill, decode, other, fresh, limit=5)
+    # Another prefill instance finds in the pool what the first one computed, and hands it over.
+    other = both.engine(PRODUCER, pool, pool_first=pool_first)
+    fresh = both.engine(CONSUMER, pool, pool_first=pool_first)
+    other.wait_ready()
+    fresh.wait_ready()
+    for change, role, servers in (("add", "prefill", (other, prefill)), ("add", "decode", (fresh, decode))):
+        assert both.proxy.change(change, role, servers[0], **port_of(servers[0]))[0] == 200
+        wait_until(lambda: both.proxy.instance(servers[0])["state"] == "ready", what="the instance")  # noqa: B023
+        assert both.proxy.change("remove", role, servers[1])[0] == 200
+    assert ids_of(streamed(both.proxy.url, completion(ids))) == expected
+    loaded = other.metric("vllm:external_prefix_cache_hits_total")
+    taken = fresh.metric("vllm:external_prefix_cache_hits_total")
+    assert loaded == 20 * BLOCK
+    assert taken == (20 * BLOCK if pool_first else len(ids))
+    assert from_peer(fresh) == (0 if pool_first else len(ids))
+    wait_free(prefill, decode, other, fresh, limit=5)
 
 
 def port_of(server) -> dict:
