@@ -108,6 +108,11 @@ def forget(*servers: Server) -> None:
         assert http(f"{server.url}/reset_prefix_cache", {})[0] == 200
 
 
+def from_peer(server: Server) -> float:
+    """Prompt tokens that came straight from prefill."""
+    return server.metric("vllm:prompt_tokens_cached_by_source_total", source="p2p")
+
+
 def held(server: Server) -> float:
     """Share of the KV cache that is in use."""
     return server.metric("vllm:kv_cache_usage_perc")

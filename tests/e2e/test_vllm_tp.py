@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from tests.e2e.deployment import Deployment
+from tests.e2e.deployment import Deployment, from_peer
 from tests.e2e.questions import TOKENS, completion, ids_of, prompt
 from tests.processes import wait_until
 from tests.proxy.processes import streamed
@@ -34,5 +34,4 @@ def test_ranks_of_different_numbers(zygote, model, tmp_path, cleanup, prefill_ra
     for ids, tokens in zip(prompts, expected, strict=True):
         assert ids_of(streamed(deployment.proxy.url, completion(ids))) == tokens
     (decode,) = deployment.decode
-    cached = "vllm:prompt_tokens_cached_by_source_total"
-    wait_until(lambda: decode.metric(cached, source="p2p") == sum(map(len, prompts)), what="decode's metrics")
+    wait_until(lambda: from_peer(decode) == sum(map(len, prompts)), what="decode's metrics")
