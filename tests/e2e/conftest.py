@@ -5,12 +5,11 @@ from contextlib import ExitStack
 
 import pytest
 
-from mooncake.cli.engine_settings import write_pool_config
+from mooncake.cli.engine_settings import pool_environment, transfer_config
+from mooncake.cli.loopback import free_ports
+from tests.e2e.deployment import start_pool
 from tests.e2e.servers import HERE, Server, Zygote, vllm_python
 from tests.e2e.up import Up
-from tests.processes import Master
-
-SEGMENT_SIZE = 64 << 20  # bytes that each instance gives to the pool
 
 
 @pytest.fixture(scope="session")
@@ -36,13 +35,8 @@ def model(python, tmp_path_factory):
 
 
 @pytest.fixture
-def pool(tmp_path):
-    """A master; its `config` is the file that engines read."""
-    master = Master()
-    master.config = tmp_path / "pool.json"
-    write_pool_config(master.config, master.port, SEGMENT_SIZE)
-    yield master
-    master.stop()
+def pool(cleanup, tmp_path):
+    return start_pool(cleanup, tmp_path)
 
 
 @pytest.fixture
@@ -66,7 +60,8 @@ def start(zygote, model, tmp_path):
         def start(pool, **roles):
             servers = []
             for name, role in roles.items():
-                servers.append(Server(zygote, name, model, tmp_path, pool.config if role else None, role))
+                settings = (transfer_config(free_ports(1)[0], role), pool_environment(pool.config)) if role else ()
+                servers.append(Server(zygote, name, model, tmp_path, *settings))
                 stack.callback(servers[-1].stop)
             for server in servers:
                 server.wait_ready()

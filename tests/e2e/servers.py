@@ -6,10 +6,11 @@ import os
 import signal
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mooncake.cli.engine_settings import pool_environment, transfer_config
+from mooncake.cli.engine_settings import cpu_engine_arguments
 from mooncake.cli.loopback import HOST, fetch, free_ports, metric
 from tests.processes import gone, wait_until
 
@@ -64,17 +65,38 @@ class Answer:
 class Server:
     """One vLLM instance."""
 
-    def __init__(self, zygote: Zygote, name: str, model: Path, folder: Path, pool: Path | None, role: str) -> None:
+    def __init__(
+        self,
+        zygote: Zygote,
+        name: str,
+        model: Path,
+        folder: Path,
+        transfer: str = "",
+        environment: Mapping[str, str] | None = None,
+        *more: str,
+    ) -> None:
+        """`transfer`: the JSON text for --kv-transfer-config; `more`: further arguments."""
         (self.port,) = free_ports(1)
+        self.url = f"http://{HOST}:{self.port}"
         self.log = folder / f"{name}.log"
-        argv = [
-            *("--model", str(model), "--served-model-name", "tiny"),
-            *("--host", HOST, "--port", str(self.port)),
-            *("--dtype", "float32", "--enforce-eager", "--distributed-executor-backend", "uni"),
-            *("--max-model-len", "4096", "--block-size", str(BLOCK), "--kv-cache-memory-bytes", str(KV_CACHE_SIZE)),
-            *(("--kv-transfer-config", transfer_config(self.port, role)) if pool else ()),
-        ]
-        self.pid = zygote.fork(argv, pool_environment(pool) if pool else {"VLLM_HOST_IP": HOST}, self.log)
+        self._environment = {"VLLM_HOST_IP": HOST, **(environment or {})}
+        self.bootstrap_port = int(self._environment.get("VLLM_MOONCAKE_BOOTSTRAP_PORT", 0))
+        self._argv = cpu_engine_arguments(
+            model,
+            "tiny",
+            self.port,
+            max_model_len=4096,
+            block_size=BLOCK,
+            kv_cache_size=KV_CACHE_SIZE,
+            transfer=transfer,
+        )
+        self._argv += more
+        self._zygote = zygote
+        self.start()
+
+    def start(self) -> None:
+        """Also again, after it was killed: on the same ports, with a new engine id.  Not waited for."""
+        self.pid = self._zygote.fork(self._argv, self._environment, self.log)
 
     def wait_ready(self) -> None:
         def ready() -> bool:
@@ -105,9 +127,13 @@ class Server:
         return Answer(json.loads(text)["choices"][0]["token_ids"], self.loaded() - before)
 
     def loaded(self) -> int:
+        return int(self.metric("vllm:external_prefix_cache_hits_total"))
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of the series that have these labels."""
         text = fetch(self.port, "/metrics", timeout=10)
         assert text is not None, self.log.read_text()[-4000:]
-        return int(metric(text, "vllm:external_prefix_cache_hits_total"))
+        return metric(text, name, **labels)
 
     def signal(self, number: int) -> None:
         """To the server and its engine's process."""

@@ -102,6 +102,27 @@ def test_figures(demo, tmp_path):
     assert "Solheim" in figures["answer"]
 
 
+def test_figures_of_prefill_and_decode(demo, tmp_path):
+    file = tmp_path / "figures.json"
+    code, text = demo("--prefill", "1", "--decode", "1", "--json", str(file)).end(600)
+    assert code == 0, text
+    assert "prefill loads from the pool, decode takes it over" in text
+
+    figures = json.loads(file.read_text())
+    assert figures["same_answer"] is True
+    assert "Solheim" in figures["answer"]
+    tokens = figures["prompt_tokens"]
+    parts = {(part.pop("question"), part.pop("instance")): part for part in figures["parts"]}
+    assert set(parts) == {(question, one) for question in ("first", "again") for one in ("prefill 1", "decode 1")}
+    computed = {"computed": tokens, "from_pool": 0, "from_prefill": 0, "made": 1}
+    assert parts["first", "prefill 1"] == computed
+    assert parts["again", "prefill 1"]["from_pool"] >= tokens - 2 * 32
+    for question in ("first", "again"):
+        taken = parts[question, "decode 1"]
+        assert (taken["computed"], taken["from_pool"], taken["from_prefill"]) == (0, 0, tokens)
+    assert figures["ttft_again_s"] <= 0.5 * figures["ttft_first_s"]
+
+
 @pytest.mark.parametrize(("number", "limit"), [(signal.SIGINT, 20), (signal.SIGTERM, 20), (signal.SIGKILL, 10)])
 def test_leaves_no_process_behind(demo, number, limit):
     run = demo()

@@ -1,11 +1,14 @@
 """The documents' Python examples run as they stand."""
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from mooncake.cli.engine_settings import CONSUMER, PRODUCER, p2p_and_pool_config, p2p_config, transfer_config
 
 ROOT = Path(__file__).parents[2]
 ADDRESS = "127.0.0.1:50051"
@@ -25,6 +28,19 @@ def test_python_examples(up, name):
 def test_engine_example():
     (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/engine.md").read_text(), re.DOTALL)
     subprocess.run([sys.executable, "-c", example], timeout=30, check=True)
+
+
+def test_transfer_configs():
+    """The JSON texts of docs/vllm.md are those that the commands print."""
+    texts = re.findall(r"--kv-transfer-config '(.*?)'", (ROOT / "docs/vllm.md").read_text(), re.DOTALL)
+    expected = [
+        transfer_config(1),
+        p2p_config(PRODUCER),
+        p2p_config(CONSUMER),
+        p2p_and_pool_config(PRODUCER, 1),
+        p2p_and_pool_config(CONSUMER, 2),
+    ]
+    assert [json.loads(text) for text in texts] == [json.loads(text) for text in expected]
 
 
 def test_links_lead_somewhere():

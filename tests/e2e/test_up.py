@@ -34,6 +34,30 @@ def test_the_printed_lines_work(up):
     assert flags["kv_connector_extra_config"]["lookup_rpc_port"] > 0
 
 
+def test_the_lines_of_prefill_and_decode_instances(up):
+    lines = [line.split() for line in up("--prefill", "2", "--decode", "1").text.splitlines()]
+    assert ["VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT=60" in line for line in lines if line[:1] == ["export"]] == [True]
+    engines = [line for line in lines if "serve" in line]
+    (proxy,) = [line for line in lines if line[:1] == ["mooncake_proxy"]]
+    behind = ["mooncake_proxy", "--port", proxy[2]]
+    lookups = set()
+    for engine, role in zip(engines, ("kv_producer", "kv_producer", "kv_consumer"), strict=True):
+        url = f"http://127.0.0.1:{engine[engine.index('--port') + 1]}"
+        if role == "kv_producer":
+            behind += ["--prefill", url, engine[0].removeprefix("VLLM_MOONCAKE_BOOTSTRAP_PORT=")]
+        else:
+            behind += ["--decode", url]
+        flags = json.loads(engine[-1].strip("'"))
+        assert (flags["kv_connector"], flags["kv_role"]) == ("MultiConnector", role)
+        assert flags["kv_load_failure_policy"] == "recompute"
+        straight, store = flags["kv_connector_extra_config"]["connectors"]
+        assert (straight["kv_connector_module_path"], straight["kv_role"]) == ("mooncake.vllm", role)
+        assert store["kv_role"] == role.replace("kv_producer", "kv_both")
+        lookups.add(store["kv_connector_extra_config"]["lookup_rpc_port"])
+    assert proxy == behind
+    assert len(lookups) == 3
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_stops_cleanly(up, number):
     pool = up()

@@ -79,6 +79,7 @@ TOKENIZER_CONFIG = {
     "bos_token": "w0",
     "eos_token": "w1",
     "unk_token": "w0",
+    "chat_template": "{% for message in messages %}w2 {{ message['content'] }} {% endfor %}w3",
 }
 
 

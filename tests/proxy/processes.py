@@ -72,6 +72,10 @@ class Engine(_Process):
         super().__init__()
         self.start()
 
+    @property
+    def bootstrap_port(self) -> int:
+        return self.port
+
     def start(self) -> None:
         """Also again, after it was killed: on the same port, with a new engine id."""
         self.process = subprocess.Popen([sys.executable, "-m", "tests.proxy.stub_engine", str(self.port)])
@@ -101,7 +105,7 @@ class Proxy(_Process):
         argv = [str(BIN / "mooncake_proxy"), f"--port={self.port}"]
         for one in prefill:
             engine, straight = one if isinstance(one, tuple) else (one, False)
-            argv += ["--prefill", engine.url, str(engine.port) if straight else "none"]
+            argv += ["--prefill", engine.url, str(engine.bootstrap_port) if straight else "none"]
         for engine in decode:
             argv += ["--decode", engine.url]
         environment = {name: value for name, value in os.environ.items() if name != "ADMIN_API_KEY"}
@@ -117,7 +121,7 @@ class Proxy(_Process):
         """Serve these; metrics count from now on."""
         for one in prefill:
             engine, straight = one if isinstance(one, tuple) else (one, False)
-            more = {"bootstrap_port": engine.port} if straight else {}
+            more = {"bootstrap_port": engine.bootstrap_port} if straight else {}
             assert self.change("add", "prefill", engine, **more)[0] == 200
         for engine in decode:
             assert self.change("add", "decode", engine)[0] == 200

@@ -3,7 +3,9 @@
 import asyncio
 import itertools
 import signal
+import socket
 import subprocess
+import threading
 import time
 
 from tests.processes import BIN, wait_until
@@ -239,3 +241,49 @@ def test_bad_arguments():
         assert run.returncode == 1
         assert text.startswith("mooncake_proxy: ")
         assert text.count("\n") == 1
+
+
+class _Deaf:
+    """Answers health checks until it is told to take no connection any more: its queue fills, and nobody is refused."""
+
+    def __init__(self, cleanup) -> None:
+        self._listening = socket.create_server(("127.0.0.1", 0), backlog=0)
+        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
+        self._cleanup = cleanup
+        cleanup.callback(self._listening.close)
+        self._deaf = False
+        thread = threading.Thread(target=self._answer)
+        thread.start()
+        cleanup.callback(thread.join)
+        cleanup.callback(setattr, self, "_deaf", True)
+
+    def _answer(self) -> None:
+        self._listening.settimeout(0.05)
+        while not self._deaf:
+            try:
+                connection = self._listening.accept()[0]
+            except TimeoutError:
+                continue
+            with connection:
+                connection.recv(65536)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+
+    def go_deaf(self) -> None:
+        self._deaf = True
+        time.sleep(0.1)
+        for _ in range(8):
+            waiting = self._cleanup.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(self._listening.getsockname())
+
+
+def test_a_connection_that_is_not_made_in_time_ejects_nobody_at_once(make_engine, make_proxy, cleanup):
+    """It may only be busy, as the proxy itself may be: that is for the health checks to say."""
+    deaf, other = _Deaf(cleanup), make_engine()
+    flags = ("--connect-timeout=0.3", "--health-timeout=0.3", "--health-failures=1000", "--health-interval=0.05")
+    proxy = make_proxy(*flags, decode=[deaf, other])
+    deaf.go_deaf()
+    for _ in range(4):
+        assert_whole(streamed(proxy.url, greedy()), greedy())
+    assert proxy.metric("mooncake_proxy_retries_total", why="unreached") > 0
+    assert proxy.instance(deaf)["state"] == "ready"

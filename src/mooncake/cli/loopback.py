@@ -35,11 +35,11 @@ def accepts(port: int) -> bool:
     return True
 
 
-def fetch(port: int, path: str, timeout: float = 2.0) -> str | None:
+def fetch(port: int, path: str, timeout: float = 2.0, method: str = "GET") -> str | None:
     """The text that `GET path` brings; None when there is no answer or it is not 200."""
     connection = http.client.HTTPConnection(HOST, port, timeout=timeout)
     try:
-        connection.request("GET", path)
+        connection.request(method, path)
         answer = connection.getresponse()
         text = answer.read().decode(errors="replace")
     except (OSError, http.client.HTTPException):
@@ -49,10 +49,15 @@ def fetch(port: int, path: str, timeout: float = 2.0) -> str | None:
     return text if answer.status == 200 else None
 
 
-def metric(text: str, name: str) -> float:
-    """The sum over all labels of one metric in Prometheus's text format; 0 when it is not there."""
+def metric(text: str, name: str, **labels: str) -> float:
+    """The sum of the series of one metric, in Prometheus's text format, that have these labels; 0 if there is none."""
+    wanted = [f'{label}="{value}"' for label, value in labels.items()]
     total = 0.0
     for line in text.splitlines():
-        if line.startswith(name) and line[len(name) : len(name) + 1] in ("{", " "):
+        if (
+            line.startswith(name)
+            and line[len(name) : len(name) + 1] in ("{", " ")
+            and all(one in line for one in wanted)
+        ):
             total += float(line.rpartition(" ")[2])
     return total

@@ -6,12 +6,21 @@ SIGTERM.  Its only files lie in one temporary folder that goes with it.
 
 import argparse
 import tempfile
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from mooncake.cli.arguments import whole
 from mooncake.cli.children import Children, Interrupted, own_command
-from mooncake.cli.engine_settings import pool_environment, transfer_config, write_pool_config
+from mooncake.cli.engine_settings import (
+    CONSUMER,
+    PRODUCER,
+    p2p_and_pool_config,
+    p2p_environment,
+    pool_environment,
+    transfer_config,
+    write_pool_config,
+)
 from mooncake.cli.loopback import HOST, accepts, fetch, free_ports, is_free, metric
 from mooncake.config_text import parse_size
 from mooncake.errors import ConfigError
@@ -22,6 +31,7 @@ DEFAULT_SIZE = "2GB"
 _START_LIMIT = 20.0  # seconds
 _MIB = 1 << 20
 _MIN_SIZE = 16 * _MIB
+_MOST_INSTANCES = 64
 
 
 def add_parser(commands: Any) -> None:
@@ -37,6 +47,13 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--port", type=whole, default=0, help="the master's port (default: a free one)")
     parser.add_argument("--metrics-port", type=whole, default=0, help="its HTTP port (default: a free one)")
+    for role in ("prefill", "decode"):
+        parser.add_argument(
+            f"--{role}",
+            type=whole,
+            metavar="N",
+            help=f"print the lines of N {role} instances of vLLM and of a proxy, instead of one instance that does all",
+        )
     parser.set_defaults(run=run)
 
 
@@ -48,12 +65,14 @@ def run(arguments: argparse.Namespace) -> int:
     metrics_port = _port("--metrics-port", arguments.metrics_port)
     if port == metrics_port:
         raise ConfigError(f"--port and --metrics-port are both {port}; give one of them another port.")
+    split = _split(arguments.prefill, arguments.decode)
     try:
         with tempfile.TemporaryDirectory(prefix="mooncake-up-") as name, Children(folder := Path(name)) as children:
             _start(children, folder, port, metrics_port, size)
             config = folder / "vllm.json"
             write_pool_config(config, port, segment_size=0)
-            print(how_to_use(port, metrics_port, size, config), flush=True)
+            print(how_to_use(port, metrics_port, size, split_lines(config, *split) if split else lines(config)))
+            print("\nCtrl-C stops the pool and drops what it holds.", flush=True)
             children.watch()
     except Interrupted:
         return 0
@@ -87,10 +106,8 @@ def _capacity(metrics_port: int) -> float:
     return metric(fetch(metrics_port, "/metrics") or "", "master_total_capacity_bytes")
 
 
-def how_to_use(port: int, metrics_port: int, size: int, config: Path) -> str:
+def how_to_use(port: int, metrics_port: int, size: int, vllm: str) -> str:
     """The lines that the user copies; plain text, nothing is wrapped."""
-    environment = " ".join(f"{name}={value}" for name, value in pool_environment(config).items())
-    first, second = free_ports(2)
     return f"""\
 A pool of {size / (1 << 30):.4g} GiB is up: master {HOST}:{port}, metrics http://{HOST}:{metrics_port}/metrics
 
@@ -100,11 +117,44 @@ Python:
   store.setup("{HOST}", "P2PHANDSHAKE", 0, 64 << 20, "tcp", "", "{HOST}:{port}")
   store.put("greeting", b"hello"); print(store.get("greeting"))
 
-vLLM (every instance on a host needs another lookup_rpc_port; {second} is free for a second one):
-  export {environment}
-  vllm serve MODEL --kv-transfer-config '{transfer_config(first)}'
+{vllm}"""
 
-Ctrl-C stops the pool and drops what it holds."""
+
+def lines(config: Path) -> str:
+    """How to start an instance that does all."""
+    first, second = free_ports(2)
+    return f"""\
+vLLM (every instance on a host needs another lookup_rpc_port; {second} is free for a second one):
+  export {_exported(pool_environment(config))}
+  vllm serve MODEL --kv-transfer-config '{transfer_config(first)}'"""
+
+
+def split_lines(config: Path, prefill: int, decode: int) -> str:
+    """How to start so many instances of each role, and the proxy in front of them."""
+    made = ["vLLM and the proxy, each in a terminal of its own, where the first line goes ahead:"]
+    made.append(f"  export {_exported({**pool_environment(config), **p2p_environment(None)})}")
+    ports = iter(free_ports(1 + 3 * (prefill + decode)))
+    proxy = f"  mooncake_proxy --port {next(ports)}"
+    for role, flag, count in ((PRODUCER, "--prefill", prefill), (CONSUMER, "--decode", decode)):
+        for _ in range(count):
+            port, lookup, bootstrap = islice(ports, 3)
+            own = f"VLLM_MOONCAKE_BOOTSTRAP_PORT={bootstrap} " if role == PRODUCER else ""
+            transfer = p2p_and_pool_config(role, lookup)
+            made.append(f"  {own}vllm serve MODEL --port {port} --kv-transfer-config '{transfer}'")
+            proxy += f" {flag} http://{HOST}:{port}" + (f" {bootstrap}" if role == PRODUCER else "")
+    return "\n".join([*made, proxy])
+
+
+def _exported(environment: dict[str, str]) -> str:
+    return " ".join(f"{name}={value}" for name, value in environment.items())
+
+
+def _split(prefill: int | None, decode: int | None) -> tuple[int, int] | None:
+    """So many of each, one where only the other was asked for; None if neither was."""
+    for flag, count in (("--prefill", prefill), ("--decode", decode)):
+        if count is not None and not 0 < count <= _MOST_INSTANCES:
+            raise ConfigError(f"{flag} must be a number from 1 to {_MOST_INSTANCES}, but is {count}.")
+    return None if prefill is decode is None else (prefill or 1, decode or 1)
 
 
 def _size(text: str) -> int:

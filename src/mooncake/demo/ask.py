@@ -26,8 +26,8 @@ class Answer:
     first_token_s: float  # seconds from sending the request to the first token
 
 
-def ask(instance: Instance, messages: list[dict[str, str]], max_tokens: int) -> Answer:
-    """One streamed, greedy chat completion."""
+def ask(instance: Instance, messages: list[dict[str, str]], max_tokens: int, **more: str) -> Answer:
+    """One streamed, greedy chat completion; `more` goes into the request as it is."""
     request = {
         "model": MODEL_ALIAS,
         "messages": messages,
@@ -36,6 +36,7 @@ def ask(instance: Instance, messages: list[dict[str, str]], max_tokens: int) -> 
         "stream": True,
         "stream_options": {"include_usage": True},
         "return_token_ids": True,
+        **more,
     }
     text, prompt_tokens, first = "", 0, None
     token_ids: list[int] = []

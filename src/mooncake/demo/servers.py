@@ -4,11 +4,12 @@ import os
 import re
 import socket
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from mooncake.cli.children import Child, ChildFailed, Children, module_command, own_command
-from mooncake.cli.engine_settings import pool_environment, transfer_config
+from mooncake.cli.engine_settings import API_SERVER, cpu_engine_arguments, cpu_environment
 from mooncake.cli.loopback import HOST, accepts, fetch, free_ports
 
 BLOCK_SIZE = 32  # tokens; the smallest that vLLM's CPU attention takes
@@ -59,32 +60,32 @@ def start_master(children: Children, folder: Path) -> Master:
     return Master(child, port, metrics_port)
 
 
-def start_instance(children: Children, name: str, model: Path, folder: Path, pool: Path | None) -> Instance:
-    """Start a vLLM instance; `pool` is the pool's configuration file, or None for one without a pool."""
+def start_instance(
+    children: Children, name: str, model: Path, folder: Path, transfer: str, environment: Mapping[str, str]
+) -> Instance:
+    """Start a vLLM instance.  `transfer`: the text for --kv-transfer-config, empty for an instance by itself."""
     (port,) = free_ports(1)
     command = module_command(
-        "vllm.entrypoints.openai.api_server",
-        *("--model", str(model), "--served-model-name", MODEL_ALIAS),
-        *("--host", HOST, "--port", str(port), "--uvicorn-log-level", "warning"),
-        *("--dtype", "float32", "--max-model-len", str(MAX_MODEL_LEN), "--block-size", str(BLOCK_SIZE)),
-        *("--kv-cache-memory-bytes", str(KV_CACHE_SIZE)),
-        *("--enforce-eager", "--distributed-executor-backend", "uni"),
-        *(("--kv-transfer-config", transfer_config(lookup_port=port)) if pool else ()),
+        API_SERVER,
+        *cpu_engine_arguments(
+            model,
+            MODEL_ALIAS,
+            port,
+            max_model_len=MAX_MODEL_LEN,
+            block_size=BLOCK_SIZE,
+            kv_cache_size=KV_CACHE_SIZE,
+            transfer=transfer,
+        ),
     )
-    environment = {
+    whole_environment = {
         # VLLM_CPU_KVCACHE_SPACE would win over the command line.
         **{name: value for name, value in os.environ.items() if name != "VLLM_CPU_KVCACHE_SPACE"},
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        # Threads that spin while they wait for each other take four times as long where cores are shared.
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # lets the worker live in the engine's process: starts sooner
-        "VLLM_HOST_IP": HOST,
+        **cpu_environment(),
         **_temporary_files(folder),
-        **(pool_environment(pool) if pool else {}),
+        **environment,
     }
     log = folder / f"{name.replace(' ', '-').lower()}.log"
-    return Instance(name, children.start(f"vLLM ({name})", command, log, environment), port)
+    return Instance(name, children.start(f"vLLM ({name})", command, log, whole_environment), port)
 
 
 def _temporary_files(folder: Path) -> dict[str, str]:

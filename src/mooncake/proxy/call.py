@@ -11,7 +11,7 @@ from typing import Self
 
 import aiohttp
 
-from mooncake.proxy.errors import Broken, PrefillLost, Refused, UpstreamError
+from mooncake.proxy.errors import Broken, PrefillLost, Refused, Unreached, UpstreamError
 from mooncake.proxy.instances import Instance
 
 
@@ -78,7 +78,9 @@ class Call:
             await self._limit.__aexit__(kind, error, trace)
         except TimeoutError:
             raise self._lost or Broken(f"no sign of life for {self._allowed:g} s", 504) from None
-        if isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)):
+        if isinstance(error, aiohttp.ConnectionTimeoutError):
+            raise self._lost or Unreached("no connection could be made in time") from None
+        if isinstance(error, aiohttp.ClientConnectorError):
             raise self._lost or Refused("no connection could be made") from None
         if isinstance(error, aiohttp.ClientError):
             raise self._lost or Broken(f"the connection was lost ({type(error).__name__})") from None

@@ -1,7 +1,8 @@
 """What can go wrong between the proxy and an instance.
 
     UpstreamError
-    ├── Refused       no connection: the request has not reached the instance
+    ├── Refused       its host refuses a connection: nobody is there
+    ├── Unreached     no connection within the limit: nobody is there, or everybody is too busy
     ├── Broken        the connection was lost, or a limit of time ran out, after the request was sent
     │   └── Reported  ... in its stream: an error event
     ├── NoInstance    nobody is there to ask
@@ -26,6 +27,10 @@ class UpstreamError(Exception):
 
 
 class Refused(UpstreamError):
+    pass
+
+
+class Unreached(UpstreamError):
     pass
 
 
