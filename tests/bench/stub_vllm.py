@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.proxy import stub_engine  # noqa: E402
+from tests.proxy import stub_engine
 
 
 def value(flag: str, default: str = "") -> str:

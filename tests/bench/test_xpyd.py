@@ -154,11 +154,11 @@ def test_a_port_that_is_taken(xpyd, engine):
 
 
 def test_a_report_that_could_not_be_written(bench, tmp_path):
-    hide = "import importlib.util as u, sys; f = u.find_spec; u.find_spec = lambda n, *a: None if n == 'openpyxl' else f(n)"
+    hide = "import importlib.util as u; f = u.find_spec; u.find_spec = lambda n, *a: None if n == 'openpyxl' else f(n)"
     (tmp_path / "sitecustomize.py").write_text(hide)
     code, _, err = bench("xpyd", "--model", "m", "--engine", STUB, PYTHONPATH=str(tmp_path)).end()
     assert code == 1
     assert err == (
-        "mooncake: The report needs openpyxl: install mooncake-py[bench], or give --no-report to see the figures on the "
-        "terminal only.\n"
+        "mooncake: The report needs openpyxl: install mooncake-py[bench], or give --no-report to see the figures on "
+        "the terminal only.\n"
     )

@@ -62,6 +62,7 @@ _FLAGS: dict[str, tuple[tuple[str, ...], str | None]] = {
     "data parallel": (("--data-parallel-size", "-dp"), "1"),
 }
 _NOTHING = (None, "", "None")
+_TITLE = "VLLM::"
 
 
 @dataclass
@@ -177,9 +178,14 @@ def _read_process(instance: Instance) -> None:
     if found is None or not found.command:
         instance.missing["its process"] = "it belongs to another user or container"
         return
+    if found.command[0].startswith(_TITLE):  # it has written its title over its command line
+        found = processes.process(found.parent) or found
+    if not any("vllm" in word.lower() for word in found.command):  # a tunnel, or a container's forwarder
+        instance.missing["its process"] = f"who listens there is no vLLM: pid {found.pid}, {found.name}"
+        return
     instance.pid = found.pid
-    if not any("vllm" in word.lower() for word in found.command):
-        instance.missing["its command line"] = f"pid {found.pid} is {found.name}"
+    if found.command[0].startswith(_TITLE):
+        instance.missing["its command line"] = "it has written its title over it"
     else:
         _read_command(instance, found.command)
     if found.environment:

@@ -20,6 +20,7 @@ class Process:
     command: tuple[str, ...]  # empty if it may not be read
     environment: dict[str, str] | None  # as it was started with; None if it may not be read
     state: str  # one letter, as ps has it
+    parent: int
 
     @property
     def name(self) -> str:
@@ -50,7 +51,7 @@ def listening_ports(pid: int) -> list[int]:
 def process(pid: int) -> Process | None:
     """None if there is none any more."""
     try:
-        state = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
+        state, parent, *_ = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
     command: tuple[str, ...] = ()
@@ -62,7 +63,7 @@ def process(pid: int) -> Process | None:
         words = (_PROC / str(pid) / "environ").read_bytes().decode(errors="replace").split("\0")
         pairs = [word.partition("=") for word in words if "=" in word]
         environment = {name: value for name, _, value in pairs}
-    return Process(pid, command, environment, state)
+    return Process(pid, command, environment, state, int(parent))
 
 
 def descendants(pid: int) -> list[int]:
