@@ -1,6 +1,7 @@
 """What a vLLM instance tells of itself, and no more: `stub_instance.py vllm --port P [--stub JSON] [vLLM's flags]`.
 
-The JSON may hold `labels` (of vllm:cache_config_info), `version`, `root`, `engines`, `server_info` and `hang`.
+The JSON may hold `labels` (of vllm:cache_config_info), `version`, `root`, `engines`, `server_info`, `hang`, and what
+each answer does: `saves` (keys) and `loads` (tokens).
 """
 
 import json
@@ -25,8 +26,16 @@ def value(flag: str, default: str) -> str:
 STUB = json.loads(value("--stub", "{}"))
 
 
+asked = 0  # answers so far
+
+
 def metrics() -> str:
     lines = [
+        "# TYPE vllm:external_prefix_cache_hits_total counter",
+        f'vllm:external_prefix_cache_hits_total{{engine="0"}} {asked * STUB.get("loads", 0)}.0',
+        "# TYPE vllm:mooncake_store_operation_keys_total counter",
+        f'vllm:mooncake_store_operation_keys_total{{operation="save_put"}} {asked * STUB.get("saves", 0)}.0',
+        'vllm:mooncake_store_operation_keys_total{operation="lookup_exists"} 99.0',
         "# HELP vllm:num_requests_running Number of requests in model execution batches.",
         "# TYPE vllm:num_requests_running gauge",
         'vllm:num_requests_running{engine="0",model_name="tiny"} 0.0',
@@ -55,6 +64,16 @@ class Handler(BaseHTTPRequestHandler):
             bodies["/server_info"] = json.dumps({"vllm_config": STUB["server_info"], "vllm_env": {}})
         body = bodies.get(path, "").encode()
         self.send_response(200 if path in bodies else 404)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_POST(self) -> None:
+        global asked
+        asked += 1
+        self.rfile.read(int(self.headers["Content-Length"]))
+        body = b'{"choices":[{"index":0,"text":"a","finish_reason":"length"}]}'
+        self.send_response(STUB.get("status", 200))
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)

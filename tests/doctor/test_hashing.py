@@ -212,3 +212,24 @@ def test_an_instance_that_hangs(instance, examine):
     hanging = instance(hang=True)
     report = examine(instance(), hanging)
     assert report.one(hanging.name, "fail")["text"] == "the instance does not answer: no answer within 2 s"
+
+
+@pytest.mark.parametrize(
+    ("second", "status", "text"),
+    [
+        ({"loads": 96}, "ok", "loaded 96 tokens of a new prompt that {first} had saved"),
+        ({"loads": 0}, "fail", "computed again what {first} had saved: their blocks do not match"),
+        ({"status": 500}, "fail", "it does not answer a request: HTTP 500"),
+    ],
+)
+def test_the_probe(instance, doctor, second, status, text):
+    one, two = instance(*transfer(1), saves=3), instance(*transfer(2), **second)
+    report = doctor("--probe", "--instance", one.url, "--instance", two.url)
+    (found,) = [finding for finding in report.findings if finding["area"] == "probe"]
+    assert (found["subject"], found["status"]) == (two.name, status)
+    assert found["text"].startswith(text.format(first=one.name))
+
+
+def test_a_probe_that_saves_nothing(instance, doctor):
+    report = doctor("--probe", "--instance", instance().url, "--instance", instance().url)
+    assert [one["status"] for one in report.findings if one["area"] == "probe"] == ["unknown"]

@@ -184,6 +184,8 @@ def _start_instance(children: Children, start: _Start, own: _Role, pool: Path) -
             transfer=transfer,
         )
     more = settings.prefill_arguments if own.role == PRODUCER else settings.decode_arguments
+    if settings.command[-1] == "serve":  # `vllm serve` wants the model as a word by itself
+        arguments.remove("--model")
     command = [*settings.command, *arguments, *settings.arguments, *more]
     log = start.logs / f"{own.name.replace(' ', '-')}.log"
     with (start.logs / "commands.txt").open("a") as commands:

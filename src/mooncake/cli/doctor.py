@@ -30,6 +30,9 @@ def add_parser(commands: Any) -> None:
     add("--port", action="append", type=whole, default=[], metavar="PORT",
         help="a port of this host: is it free, and who has it? repeatable (default: those of a pool)")  # fmt: skip
     add("--timeout", type=_seconds, default=2.0, metavar="S", help="of one question over the network (default 2)")
+    add(
+        "--probe", action="store_true", help="ask each instance for one token, to see whether it finds another's blocks"
+    )
     add("--quiet", action="store_true", help="leave out what is ok")
     add("--json", action="store_true", help="print the findings as JSON")
     parser.set_defaults(run=run)
@@ -63,6 +66,7 @@ def run(options: argparse.Namespace) -> int:
         proxies=tuple(options.proxy),
         ports=tuple(options.port),
         limit=options.timeout,
+        probe=options.probe,
     )
     findings = examine(plan)
     print(as_json(findings) if options.json else as_table(findings, options.quiet))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from mooncake.doctor import copies, devices, hashing, instances, memory, pool, ports, proxies, software
+from mooncake.doctor import copies, devices, hashing, instances, memory, pool, ports, probe, proxies, software
 from mooncake.doctor.checks import Check, run_all
 from mooncake.doctor.findings import Finding
 from mooncake.doctor.instance import Instance, learn
@@ -27,6 +27,7 @@ class Plan:
     proxies: tuple[str, ...]
     ports: tuple[int, ...]
     limit: float
+    probe: bool = False  # whether instances are asked for an answer
 
 
 def examine(plan: Plan) -> list[Finding]:
@@ -51,7 +52,8 @@ def examine(plan: Plan) -> list[Finding]:
     if plan.place.metadata:
         checks.append(Check(pool.AREA, "metadata service", lambda: pool.look_at_metadata(plan.place), asked))
     if plan.instances or plan.proxies:
-        checks.append(Check(instances.AREA, "all", lambda: _look_at_instances(plan), 2 * asked))
+        patience = 2 * asked + (probe.ANSWER_LIMIT * (len(plan.instances) + _QUESTIONS) if plan.probe else 0)
+        checks.append(Check(instances.AREA, "all", lambda: _look_at_instances(plan), patience))
     return run_all(checks)
 
 
@@ -64,7 +66,8 @@ def _look_at_instances(plan: Plan) -> list[Finding]:
         found += findings
         urls += theirs
     learned = _learn_all(list(dict.fromkeys(urls)), plan.limit)
-    return [*found, *instances.look_at_instances(learned), *hashing.compare(learned)]
+    found += [*instances.look_at_instances(learned), *hashing.compare(learned)]
+    return found + probe.probe(learned, plan.limit) if plan.probe else found
 
 
 def _learn_all(urls: Sequence[str], limit: float) -> list[Instance]:
