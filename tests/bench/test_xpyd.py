@@ -68,6 +68,27 @@ def test_steps_one_after_the_other(xpyd, tmp_path):
 
 
 @pytest.mark.slow
+def test_every_instance_has_its_own_gpus(xpyd, tmp_path):
+    command = xpyd(
+        "--steps", "1P1D,1P2D", "--device", "auto", "--tensor-parallel-size", 2, "--rate", 4,
+        CUDA_VISIBLE_DEVICES="0,3,5,6,7",
+    )  # fmt: skip
+    command.read_until("1P1D: ready")
+    seen = {
+        name.removeprefix("CUDA_VISIBLE_DEVICES=")
+        for pid in engines_of(command)
+        for name in Path(f"/proc/{pid}/environ").read_text().split("\0")
+        if name.startswith("CUDA_VISIBLE_DEVICES=")
+    }
+    assert seen == {"0,3", "5,6"}
+    code, out, _ = command.end()
+    assert code == 0
+    assert "1P2D: skipped: 1P2D needs 6 GPUs, 2 an instance, but this machine has 5." in out
+    commands = (tmp_path / "out" / "logs" / "1P1D" / "commands.txt").read_text()
+    assert commands.count("--tensor-parallel-size 2") == 2
+
+
+@pytest.mark.slow
 def test_a_child_that_dies_fails_its_step_alone(xpyd, tmp_path):
     command = xpyd("--steps", "1P1D,0P1D", "--rate", "4")
     command.read_until("1P1D: ready")
