@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from mooncake.bench.steps import Step
 from mooncake.cli.children import Child, Children, own_command
 from mooncake.cli.engine_settings import (
@@ -24,11 +22,19 @@ from mooncake.cli.engine_settings import (
     transfer_config,
     write_pool_config,
 )
-from mooncake.cli.loopback import HOST, fetch, free_ports
+from mooncake.cli.loopback import HOST, fetch, free_ports, metric
 from mooncake.demo.servers import Instance, start_master, temporary_files, wait_ready
 
 CONNECTORS = ("both", "p2p", "store")
 CPU_BLOCK_SIZE = 32  # tokens; the smallest that vLLM's CPU attention takes
+
+# Where a decode instance's prompt tokens come from: our word, vLLM's metric and its label.
+_SOURCES = {
+    "prefill": ("vllm:prompt_tokens_cached_by_source_total", "p2p"),
+    "pool": ("vllm:prompt_tokens_cached_by_source_total", "external_unspecified"),
+    "own cache": ("vllm:prompt_tokens_by_source_total", "local_cache_hit"),
+    "computed": ("vllm:prompt_tokens_by_source_total", "local_compute"),
+}
 _PROXY_LIMIT = 30.0  # seconds until it answers and has found its instances
 
 
@@ -80,11 +86,9 @@ class Deployment:
         """Prompt tokens of the decode instances so far, by where their KV cache came from."""
         found: dict[str, float] = {}
         for instance in self.decode:
-            for family in text_string_to_metric_families(fetch(instance.port, "/metrics", timeout=10) or ""):
-                for sample in family.samples:
-                    if sample.name == "vllm:prompt_tokens_by_source_total":
-                        source = sample.labels.get("source", "")
-                        found[source] = found.get(source, 0.0) + sample.value
+            text = fetch(instance.port, "/metrics", timeout=10) or ""
+            for source, (name, label) in _SOURCES.items():
+                found[source] = found.get(source, 0.0) + metric(text, name, source=label)
         return found
 
 

@@ -97,7 +97,7 @@ class StepFigures:
             times = self.times(metric)
             lines.append(f"  {metric:<6}{times.mean:>10.2f}{times.p50:>10.2f}{times.p90:>10.2f}{times.p99:>10.2f}")
         if self.sources:
-            told = ", ".join(f"{source} {count:.0f}" for source, count in sorted(self.sources.items()))
+            told = ", ".join(f"{source} {count:.0f}" for source, count in self.sources.items())
             lines.append(f"  decode's prompt tokens by source: {told}")
         late = self.lateness()
         lines.append(f"  requests were sent {late.p50:.2f} ms late (p50), {late.p99:.2f} ms (p99)")

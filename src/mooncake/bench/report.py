@@ -79,8 +79,8 @@ def _fill_step(sheet: Any, step: StepFigures) -> None:
         found = step.times(metric)
         values = [_cell(getattr(found, share)) for share in (*_SHARES, "largest")]
         sheet.append([metric, *values, found.count, MEANING[metric]])
-    for source, count in sorted(step.sources.items()):
-        sheet.append([f"decode's prompt tokens from {source}", count])
+    for source, count in step.sources.items():
+        sheet.append([f"decode's prompt tokens: {source}", count])
     sheet.append([])
     sheet.append([*_INPUT_COLUMNS, *(f"{metric} (ms)" for metric in ("ttft", "tpot", "e2el")), "error"])
     for answer in step.answers:

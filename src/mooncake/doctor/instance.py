@@ -180,7 +180,7 @@ def _read_process(instance: Instance) -> None:
         return
     if found.command[0].startswith(_TITLE):  # it has written its title over its command line
         found = processes.process(found.parent) or found
-    if not any("vllm" in word.lower() for word in found.command):  # a tunnel, or a container's forwarder
+    if not _is_vllm(found.command):  # a tunnel, a container's forwarder, a program that forked it
         instance.missing["its process"] = f"who listens there is no vLLM: pid {found.pid}, {found.name}"
         return
     instance.pid = found.pid
@@ -218,6 +218,11 @@ def _read_command(instance: Instance, command: tuple[str, ...]) -> None:
             instance.connectors = connectors_of(json.loads(text) if text else None)
         except ValueError:
             instance.missing["--kv-transfer-config"] = "it is not JSON"
+
+
+def _is_vllm(command: tuple[str, ...]) -> bool:
+    """Whether this is a server's own command line: `vllm serve ...`, `python -m vllm...`, or vLLM's title."""
+    return any(word.rpartition("/")[2] == "vllm" or word.startswith(("vllm.", _TITLE)) for word in command)
 
 
 def _flags(command: tuple[str, ...]) -> Iterator[tuple[str, str]]:
