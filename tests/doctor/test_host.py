@@ -4,6 +4,7 @@ import os
 import socket
 import time
 
+from mooncake.bench.machine import visible_gpus
 from mooncake.doctor import copies, devices, memory, ports, processes
 from mooncake.doctor.checks import Check, run_all
 from mooncake.doctor.findings import Status, exit_code, ok
@@ -91,3 +92,33 @@ def test_processes(monkeypatch, cleanup):
     assert processes.process(2**22 + 1) is None
     assert processes.is_local("127.0.0.1")
     assert not processes.is_local("192.0.2.1")
+
+
+def fake_nvidia_smi(folder, monkeypatch, script: str) -> None:
+    """This machine has no GPU."""
+    command = folder / "nvidia-smi"
+    command.write_text(f"#!/bin/sh\n{script}\n")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def test_gpus_that_are_listed(tmp_path, monkeypatch):
+    listing = "case $1 in *index*) printf '0\\n1\\n';; *) printf 'NVIDIA H200, 143771 MiB, 580.1\\n%.0s' 1 2;; esac"
+    fake_nvidia_smi(tmp_path, monkeypatch, listing)
+    found = {finding.subject: finding for finding in devices.look_at_gpus()}
+    assert found["nvidia-smi"].text == "2 x NVIDIA H200, 143771 MiB, 580.1 (name, memory, driver)"
+    assert found["libcuda.so.1"].status is Status.FAIL, "there is no driver here"
+    assert visible_gpus() == ("0", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-abc, 3")
+    assert visible_gpus() == ("GPU-abc", "3")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert visible_gpus() == ()
+
+
+def test_a_driver_that_does_not_work(tmp_path, monkeypatch):
+    fake_nvidia_smi(tmp_path, monkeypatch, "echo 'NVIDIA-SMI has failed'; exit 9")
+    found = {finding.subject: finding for finding in devices.look_at_gpus()}
+    assert found["nvidia-smi"].status is Status.FAIL
+    assert found["nvidia-smi"].text == "failed: NVIDIA-SMI has failed"
+    assert visible_gpus() == ()
