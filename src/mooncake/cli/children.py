@@ -144,13 +144,16 @@ class Children:
         self._children.append(child)
         return child
 
-    def stop(self, child: Child) -> None:
-        """Stop one before the others."""
-        child.signal(signal.SIGINT)
-        if not child.wait(STOP_LIMIT):
-            child.signal(signal.SIGKILL)
-            child.wait(STOP_LIMIT)
-        self._forget(child)
+    def stop(self, *children: Child) -> None:
+        """Stop these, all at once, before the others."""
+        for child in children:
+            child.signal(signal.SIGINT)
+        deadline = time.monotonic() + STOP_LIMIT
+        for child in children:
+            if not child.wait(deadline - time.monotonic()):
+                child.signal(signal.SIGKILL)
+                child.wait(STOP_LIMIT)
+            self._forget(child)
 
     def run(self, name: str, argv: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
         """Run `argv` to its end.  Raises ChildFailed if it fails."""

@@ -2,7 +2,7 @@
 
 import sys
 
-from mooncake.cli import up
+from mooncake.cli import bench, doctor, up
 from mooncake.cli.arguments import Parser
 from mooncake.errors import MooncakeError
 from mooncake.version import __version__
@@ -14,6 +14,8 @@ def main() -> int:
     parser.add_argument("--version", action="version", version=f"mooncake-py {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     up.add_parser(commands)
+    bench.add_parser(commands)
+    doctor.add_parser(commands)
     arguments = parser.parse_args()
     try:
         code: int = arguments.run(arguments)

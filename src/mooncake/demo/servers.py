@@ -44,9 +44,10 @@ class Instance:
         return fetch(self.port, "/health") is not None
 
 
-def start_master(children: Children, folder: Path) -> Master:
-    """Start the master and wait until it answers."""
-    port, metrics_port = free_ports(2)
+def start_master(children: Children, folder: Path, port: int = 0) -> Master:
+    """Start the master, at a free port unless one is given, and wait until it answers."""
+    free, metrics_port = free_ports(2)
+    port = port or free
     command = own_command(
         "mooncake.cli.master",
         f"--rpc_address={HOST}",
@@ -81,25 +82,25 @@ def start_instance(
         # VLLM_CPU_KVCACHE_SPACE would win over the command line.
         **{name: value for name, value in os.environ.items() if name != "VLLM_CPU_KVCACHE_SPACE"},
         **cpu_environment(),
-        **_temporary_files(folder),
+        **temporary_files(folder),
         **environment,
     }
     log = folder / f"{name.replace(' ', '-').lower()}.log"
     return Instance(name, children.start(f"vLLM ({name})", command, log, whole_environment), port)
 
 
-def _temporary_files(folder: Path) -> dict[str, str]:
+def temporary_files(folder: Path) -> dict[str, str]:
     """Puts what vLLM leaves behind into `folder`; its sockets only if their names do not get too long there."""
     longest = f"{folder}/lookup_rpc_port_65535_host_{socket.gethostname()}_dp_rank0"
     sockets = str(folder) if len(longest) <= _UNIX_PATH_MAX else tempfile.gettempdir()
     return {"TMPDIR": str(folder), "VLLM_RPC_BASE_PATH": sockets}
 
 
-def wait_ready(children: Children, *instances: Instance) -> None:
+def wait_ready(children: Children, *instances: Instance, limit: float = INSTANCE_LIMIT) -> None:
     """Until all of them answer.  Raises ChildFailed with the reason if one does not start."""
     try:
         for instance in instances:
-            children.wait_ready(instance.child, instance.is_healthy, INSTANCE_LIMIT, poll=0.25)
+            children.wait_ready(instance.child, instance.is_healthy, limit, poll=0.25)
     except ChildFailed as error:
         raise ChildFailed(_explain(instances) + str(error)) from None
 
@@ -110,8 +111,8 @@ def _explain(instances: tuple[Instance, ...]) -> str:
         text = instance.child.log.read_text(errors="replace")
         if memory := _MEMORY.search(text):
             return (
-                f"vLLM needs {KV_CACHE_SIZE >> 20} MiB for its KV cache on NUMA node 0, which has {memory[1]} GiB "
-                f"left: end other programs or use a machine with more memory.\n"
+                f"vLLM's KV cache does not fit into NUMA node 0, which has {memory[1]} GiB left: end other programs "
+                f"or use a machine with more memory.\n"
             )
         if _PORT_TAKEN.search(text):
             return "A port was taken by another program in the moment between choosing and using it: start again.\n"
