@@ -4,8 +4,8 @@ from mooncake.installed_once import refuse_if_cpp_installed
 
 refuse_if_cpp_installed()
 
-from mooncake.engine.transfer_engine import InnerTransferEngine, TransferEngine  # noqa: E402
-from mooncake.engine.types import TransferNotify, TransferOpcode  # noqa: E402
+from mooncake.engine.transfer_engine import TransferEngine  # noqa: E402
+from mooncake.engine.types import InnerTransferEngine, TransferNotify, TransferOpcode  # noqa: E402
 
 Read = TransferOpcode.Read
 Write = TransferOpcode.Write

@@ -16,7 +16,7 @@ Lists = Sequence[Sequence[int]]
 def trust_of(client: "StoreClient", checked: bool, write: bool) -> "Trust":
     if checked:
         return lambda _: True
-    return lambda pieces: client.registered.covers(pieces, write)
+    return lambda pieces: client.covers(pieces, write)
 
 
 class Vectors:
