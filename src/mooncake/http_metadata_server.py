@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable
 
+from mooncake.cli.arguments import Parser
 from mooncake.errors import ConfigError
 from mooncake.installed_once import refuse_if_cpp_installed
 from mooncake.metadata.server import Dialect, MetadataServer
@@ -84,17 +85,21 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[:2], family=family, backlog=1024, dualstack_ipv6=host == "::")
-    except (OSError, OverflowError) as error:
-        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
             raise ConfigError(f"Port {port} of {host} is in use: choose another with --port.") from None
         raise ConfigError(f"Cannot listen on port {port} of {host} ({error}): check --host and --port.") from None
 
 
+def _port(text: str) -> int:
+    if not text.isdecimal() or not int(text) < 65536:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port; expected a number from 0 to 65535")
+    return int(text)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=PROGRAM, description="Keep the addresses of transfer engines.", allow_abbrev=False
-    )
-    parser.add_argument("--port", type=int, default=8080, help="port to listen on, 0 for any (default %(default)s)")
+    parser = Parser(prog=PROGRAM, description="Keep the addresses of transfer engines.")
+    parser.add_argument("--port", type=_port, default=8080, help="port to listen on, 0 for any (default %(default)s)")
     parser.add_argument("--host", default="0.0.0.0", help="address to listen on (default %(default)s)")
     parser.add_argument("--log-level", type=str.upper, choices=LEVELS, default="INFO", help="default %(default)s")
     parser.add_argument("--version", action="version", version=f"{PROGRAM} version {__version__}")

@@ -3,16 +3,15 @@
 import threading
 import time
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from mooncake.errors import ConfigError, MetadataError
 from mooncake.transfer.metadata.base import MetadataBackend
+from mooncake.transfer.metadata.limits import call_within
 
 CALL_LIMIT = 3.0  # seconds
 SLOW = 0.5  # seconds: after a failure that took longer, calls fail at once for as long as it took
 MAX_CALLS = 16  # under way at once, abandoned ones among them
-THREAD = "mooncake-engine-metadata-call"
 _Result = TypeVar("_Result")
 
 
@@ -64,11 +63,7 @@ def _member(text: str, whole: str) -> tuple[str, int]:
 
 
 class Bounded(MetadataBackend):
-    """Another back end, whose calls are given up after `limit` seconds: a name server, a stopped service or one that
-    answers byte by byte would otherwise hold a caller longer than any limit of a single system call.
-
-    Each call has a thread of its own; one that is given up ends by itself later.
-    """
+    """Another back end, whose calls are given up after `limit` seconds, whatever keeps them."""
 
     def __init__(self, backend: MetadataBackend, limit: float) -> None:
         self._backend = backend
@@ -98,25 +93,24 @@ class Bounded(MetadataBackend):
         started = time.monotonic()
         if started < self._refused_until or not self._free.acquire(blocking=False):
             raise MetadataError("the metadata server did not answer a moment ago")
-        outcome: SimpleQueue[tuple[_Result | None, BaseException | None]] = SimpleQueue()
 
-        def run() -> None:
+        def run() -> _Result:
             try:
-                outcome.put((call(), None))
-            except BaseException as error:  # raised again where the call was made
-                outcome.put((None, error))
+                return call()
             finally:
                 self._free.release()
 
-        threading.Thread(target=run, name=THREAD, daemon=True).start()
-        error: BaseException | None
         try:
-            result, error = outcome.get(timeout=self._limit)
-        except Empty:
-            result, error = None, MetadataError(f"the metadata server has not answered within {self._limit:.0f} s")
-        if error is not None:
-            now = time.monotonic()
-            if now - started > SLOW:
-                self._refused_until = now + (now - started)
-            raise error
-        return result  # type: ignore[return-value]  # None is a result like any other
+            return call_within(self._limit, run)
+        except TimeoutError:
+            self._remember(started)
+            raise MetadataError(f"the metadata server has not answered within {self._limit:.0f} s") from None
+        except MetadataError:
+            self._remember(started)
+            raise
+
+    def _remember(self, started: float) -> None:
+        """A call begun then has failed."""
+        now = time.monotonic()
+        if now - started > SLOW:
+            self._refused_until = now + (now - started)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from mooncake.errors import ConfigError, MetadataError
-from mooncake.transfer.metadata.base import MetadataBackend
+from mooncake.transfer.metadata.base import LARGEST_VALUE, MetadataBackend
 
 try:
     from etcd3gw import Etcd3Client
@@ -45,15 +45,17 @@ class EtcdBackend(MetadataBackend):
         return MEMBER_LIMIT * len(self._clients)
 
     def get(self, key: str) -> bytes | None:
-        found: list[bytes] = self._ask(lambda client: client.get(key))
+        found: list[bytes] = self._ask(lambda client: client.get(key.encode()))
+        if found and len(found[0]) > LARGEST_VALUE:
+            raise MetadataError(f"etcd holds more than {LARGEST_VALUE} bytes for {key}")
         return found[0] if found else None
 
     def put(self, key: str, value: bytes) -> None:
-        self._leased(lambda client, lease: client.put(key, value, lease))
+        self._leased(lambda client, lease: client.put(key.encode(), value, lease))
 
     def replace(self, key: str, former: bytes | None, value: bytes) -> bool:
         if former is None:
-            return self._leased(lambda client, lease: client.create(key, value, lease))
+            return self._leased(lambda client, lease: client.create(key.encode(), value, lease))
         there = former
         return self._leased(
             lambda client, lease: bool(

@@ -32,6 +32,7 @@ from mooncake.transfer.metadata.entries import (
     encode_memory,
     memory_key,
 )
+from mooncake.transfer.metadata.limits import call_within
 from mooncake.version import __version__
 
 logger = logging.getLogger("mooncake.metadata")
@@ -39,7 +40,8 @@ logger = logging.getLogger("mooncake.metadata")
 PERIOD = 3  # seconds between two looks at our entries
 RETRY = 1.0  # seconds, while the service is out of reach
 SHORTEST_TTL = 30  # seconds that an entry outlives its process, at least; ten periods if that is more
-GREETING_LIMIT = 1.0  # seconds a holder has to answer
+GREETING_LIMIT = 1.0  # seconds that connecting to a holder, and its answer, may take
+HOLDER_LIMIT = 3.0  # seconds for all of it, the look-up of its host among them
 CLOSE_LIMIT = 2.0
 _ATTEMPTS = 3
 
@@ -154,7 +156,11 @@ def refuse_if_alive(name: str, value: bytes) -> None:
     except MetadataError as error:
         logger.warning("%s; it is replaced", error)
         return
-    if _answers(holder):
+    try:
+        alive = call_within(HOLDER_LIMIT, lambda: _answers(holder))
+    except TimeoutError:
+        alive = False
+    if alive:
         raise NameTakenError(
             f"{name!r} is the name of a living process at {holder.text}; give this one another host:port as its name"
         )
