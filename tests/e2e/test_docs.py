@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from mooncake.http_metadata_server import KVBootstrapServer
+
 ROOT = Path(__file__).parents[2]
 ADDRESS = "127.0.0.1:50051"
 
@@ -25,6 +27,16 @@ def test_python_examples(up, name):
 def test_engine_example():
     (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/engine.md").read_text(), re.DOTALL)
     subprocess.run([sys.executable, "-c", example], timeout=30, check=True)
+
+
+def test_metadata_example(cleanup):
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/metadata.md").read_text(), re.DOTALL)
+    server = KVBootstrapServer(0, "127.0.0.1")
+    server.run()
+    cleanup.callback(server.close)
+    program = example.replace("127.0.0.1:8080", f"127.0.0.1:{server.port}")
+    assert program != example
+    subprocess.run([sys.executable, "-c", program], timeout=30, check=True)
 
 
 def test_links_lead_somewhere():
