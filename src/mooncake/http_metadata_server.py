@@ -23,6 +23,7 @@ from mooncake.version import __version__
 logger = logging.getLogger("mooncake.metadata")
 
 PROGRAM = "mooncake_http_metadata_server"
+START_LIMIT = 10.0  # seconds
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
@@ -52,7 +53,7 @@ class KVBootstrapServer:
 
         self._thread = threading.Thread(target=lambda: asyncio.run(serve()), name=PROGRAM, daemon=True)
         self._thread.start()
-        started.wait()
+        started.wait(START_LIMIT)
 
     def poll(self) -> bool:
         return self._thread is not None and self._thread.is_alive()

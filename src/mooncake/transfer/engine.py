@@ -93,6 +93,7 @@ class Engine:
             try:
                 self._publication = Publication(backend, self.session, here, lambda: self.regions.registered)
             except BaseException:
+                backend.close()
                 self.close()
                 raise
 

@@ -38,6 +38,7 @@ from mooncake.version import __version__
 logger = logging.getLogger("mooncake.metadata")
 
 PERIOD = 3  # seconds between two looks at our entries
+MEMORY_PERIODS = 3  # between two looks at the entry of our memory, which is only for show
 RETRY = 1.0  # seconds, while the service is out of reach
 SHORTEST_TTL = 30  # seconds that an entry outlives its process, at least; ten periods if that is more
 GREETING_LIMIT = 1.0  # seconds that connecting to a holder, and its answer, may take
@@ -74,6 +75,7 @@ class Publication:
         self._buffers = buffers
         self._key, self._value = address_key(name), encode_address(address)
         self._memory_key, self._memory = memory_key(name), b""
+        self._described = 0.0  # when that was last written or renewed
         self._since = time.time()
         self._period = refresh_period()
         self._pid = os.getpid()
@@ -91,7 +93,8 @@ class Publication:
         atexit.unregister(self.close)
         if os.getpid() == self._pid:
             self._stopping.set()
-            self._thread.join(CLOSE_LIMIT)
+            if threading.current_thread() is not self._thread:  # where the garbage collector may close us
+                self._thread.join(CLOSE_LIMIT)
 
     # -- the thread
 
@@ -130,9 +133,12 @@ class Publication:
     def _describe(self) -> None:
         """What our memory is, for those who look."""
         memory = encode_memory(self._name, self._address, self._buffers(), self._since)
+        now = time.monotonic()
+        if memory == self._memory and now < self._described + MEMORY_PERIODS * self._period:
+            return
         if memory != self._memory or not self._backend.renew(self._memory_key, memory):
             self._backend.put(self._memory_key, memory)
-            self._memory = memory
+        self._memory, self._described = memory, now
 
 
 def claim(backend: MetadataBackend, name: str, value: bytes) -> None:
