@@ -2,6 +2,8 @@
 
     MooncakeError
     ├── ConfigError         a user's setting is wrong; its text says which, what was expected, what to do
+    ├── MetadataError       the metadata service cannot be reached, or what it holds cannot be used
+    │   └── NameTakenError      a living process has the name already
     ├── StoreError          an operation ended with a documented code (`.code`)
     │   ├── Unavailable     the master or a peer cannot be reached (-900)
     │   ├── TimedOut        no answer within the limit (-901)
@@ -59,6 +61,14 @@ class MooncakeError(Exception):
 
 class ConfigError(MooncakeError, ValueError):
     """A setting is wrong.  The text is one sentence for the user."""
+
+
+class MetadataError(MooncakeError):
+    """The metadata service cannot be reached, or what it holds cannot be used.  The text is one sentence."""
+
+
+class NameTakenError(MetadataError):
+    """A living process has published itself under the name."""
 
 
 class StoreError(MooncakeError):

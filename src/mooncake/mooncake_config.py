@@ -39,7 +39,7 @@ _ENVIRONMENT = {
 _ENVIRONMENT_DEFAULTS = {"local_hostname": "localhost", "metadata_server": "P2PHANDSHAKE"}
 _REQUIRED_IN_FILE = {  # and what it may look like
     "local_hostname": '"127.0.0.1", the address by which other hosts reach this one',
-    "metadata_server": '"P2PHANDSHAKE"',
+    "metadata_server": '"P2PHANDSHAKE" or "http://127.0.0.1:8080/metadata"',
     "master_server_address": '"127.0.0.1:50051", the address of mooncake_master',
 }
 

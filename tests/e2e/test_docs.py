@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from mooncake.cli.engine_settings import CONSUMER, PRODUCER, p2p_and_pool_config, p2p_config, transfer_config
+from mooncake.http_metadata_server import KVBootstrapServer
 
 ROOT = Path(__file__).parents[2]
 ADDRESS = "127.0.0.1:50051"
@@ -41,6 +42,16 @@ def test_transfer_configs():
         p2p_and_pool_config(CONSUMER, 2),
     ]
     assert [json.loads(text) for text in texts] == [json.loads(text) for text in expected]
+
+
+def test_metadata_example(cleanup):
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/metadata.md").read_text(), re.DOTALL)
+    server = KVBootstrapServer(0, "127.0.0.1")
+    server.run()
+    cleanup.callback(server.close)
+    program = example.replace("127.0.0.1:8080", f"127.0.0.1:{server.port}")
+    assert program != example
+    subprocess.run([sys.executable, "-c", program], timeout=30, check=True)
 
 
 def test_links_lead_somewhere():

@@ -7,7 +7,8 @@ import subprocess
 
 import pytest
 
-from tests.processes import BIN
+from mooncake.http_metadata_server import KVBootstrapServer
+from tests.processes import BIN, free_port
 
 BENCH, DUMP = str(BIN / "transfer_engine_bench"), str(BIN / "transfer_engine_topology_dump")
 HERE = "--local_server_name=127.0.0.1"
@@ -17,9 +18,22 @@ def run(*argv: str) -> subprocess.CompletedProcess:
     return subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
 
 
-def test_target_and_initiator():
+@pytest.fixture(params=["by address", "by name"])
+def names(request, cleanup):
+    """Flags of the target and of the initiator."""
+    if request.param == "by address":
+        return [HERE], [HERE]
+    server = KVBootstrapServer(0, "127.0.0.1")
+    server.run()
+    cleanup.callback(server.close)
+    there = f"--metadata_server=http://127.0.0.1:{server.port}/metadata"
+    return [f"{HERE}:{free_port()}", there], [f"{HERE}:{free_port()}", there]
+
+
+def test_target_and_initiator(names):
+    of_target, of_initiator = names
     target = subprocess.Popen(
-        [BENCH, "-mode", "target", HERE, "--buffer_size=16MB"],
+        [BENCH, "-mode", "target", *of_target, "--buffer_size=16MB"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -28,8 +42,9 @@ def test_target_and_initiator():
         session = re.search(r"--segment_id=(\S+)", target.stdout.readline())[1]
         for operation, unit in (("read", "MiB"), ("write", "GB")):
             done = run(
-                BENCH, f"--segment_id={session}", HERE, "--buffer_size=16MB", "--batch_size=50", "--block_size=4096",
-                "--threads=2", "--duration=0.3", f"--operation={operation}", "-report_unit", unit, "--noauto_discovery",
+                BENCH, f"--segment_id={session}", *of_initiator, "--buffer_size=16MB", "--batch_size=50",
+                "--block_size=4096", "--threads=2", "--duration=0.3", f"--operation={operation}",
+                "-report_unit", unit, "--noauto_discovery",
             )  # fmt: skip
             assert done.returncode == 0, done.stderr
             assert re.search(rf"batch count [1-9]\d*, throughput [\d.]+ {unit}/s$", done.stdout.strip())
@@ -49,7 +64,7 @@ def test_target_and_initiator():
         (["--segment_id=127.0.0.1:1", "--buffer_size=1MB"], "--buffer_size"),
         (["--segment_id=127.0.0.1:1", "--threads=0"], "--threads"),
         (["--segment_id=127.0.0.1:1", "--buffer_size=128MB"], "127.0.0.1:1 cannot be reached"),
-        (["--mode=target", "--metadata_server=10.0.0.1:2379"], "metadata server"),
+        (["--mode=target", "--metadata_server=127.0.0.1:1"], "etcd at 127.0.0.1:1 cannot be reached"),
         (["--mode=target", "--use_vram"], "--use_vram"),
     ],
 )

@@ -81,7 +81,9 @@ def test_names():
     assert TransferNotify("n", "m").msg == TransferNotify(name="n", msg="m").msg == "m"
     for name in ("CUDA", "EFA", "HIP", "INTRA_NVLINK", "MNNVL", "MUSA"):
         assert getattr(surface, f"SUPPORT_{name}") is False
-    assert not hasattr(surface, "SharedSegment")
+    assert surface.CoroRPCInterface is surface.RpcInterface
+    assert all(hasattr(surface, name) for name in surface.__all__)
+    assert not hasattr(surface, "NoSuchThing")
     assert not hasattr(TransferEngine, "transfer_write_on_cuda")
 
 

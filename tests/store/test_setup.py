@@ -75,7 +75,11 @@ def test_keywords_and_extra_arguments(master, fresh):
     [
         ({0: ""}, -600, "local_hostname"),
         ({0: "no-such-host.invalid"}, -1, "does not resolve"),
-        ({1: "http://127.0.0.1:1/metadata"}, -1, "P2PHANDSHAKE"),
+        ({1: "http://127.0.0.1:1/metadata"}, -1, "metadata server at http://127.0.0.1:1/metadata cannot be reached"),
+        ({1: "http://127.0.0.1:1/metadata", 2: 0}, -1, "metadata server at http://127.0.0.1:1/metadata cannot be"),
+        ({1: "gopher://127.0.0.1:1"}, -1, "P2PHANDSHAKE"),
+        ({1: ""}, -1, "P2PHANDSHAKE"),
+        ({7: "an engine"}, -1, "get_engine()"),
         ({2: 100}, -600, "global_segment_size"),
         ({4: "carrier-pigeon"}, -1, "protocol"),
         ({6: "127.0.0.1"}, -1, "host:port"),
@@ -85,6 +89,7 @@ def test_keywords_and_extra_arguments(master, fresh):
 )
 def test_what_is_refused(master, fresh, caplog, change, code, word):
     arguments = ["127.0.0.1", "P2PHANDSHAKE", MIB, MIB, "tcp", "", master.address]
+    arguments.append(None)
     for at, value in change.items():
         arguments[at] = value
     start = time.monotonic()
@@ -201,7 +206,8 @@ def test_mooncake_client_by_hand(master, make_store, cleanup):
         (["--enable_offload=true"], "enable_offload"),
         (["--nonsense=1"], "nonsense"),
         (["--master_server_address=127.0.0.1:1"], "127.0.0.1"),
-        (["--metadata_server=http://x/metadata"], "P2PHANDSHAKE"),
+        (["--metadata_server=http://127.0.0.1:1/metadata"], "metadata server at http://127.0.0.1:1/metadata cannot be"),
+        (["--metadata_server=gopher://x"], "P2PHANDSHAKE"),
     ],
 )
 def test_mooncake_client_refuses(master, flags, word):

@@ -8,7 +8,7 @@ import sys
 
 from mooncake.cli.arguments import Parser, whole
 from mooncake.cli.gflags import size, spelled, truth
-from mooncake.errors import ConfigError
+from mooncake.errors import ConfigError, MooncakeError
 from mooncake.installed_once import refuse_if_cpp_installed
 from mooncake.version import __version__
 
@@ -20,7 +20,12 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--host", default="0.0.0.0", help="name or address that other hosts reach this one by (default %(default)s)")
     add("--port", type=whole, default=50052, help="part of the segment's name (default %(default)s)")
-    add("--metadata_server", default="P2PHANDSHAKE", help="P2PHANDSHAKE: no metadata service (default)")
+    add(
+        "--metadata_server",
+        default="P2PHANDSHAKE",
+        help="where to publish the segment: http://HOST:PORT/metadata, etcd://HOST:PORT, redis://HOST:PORT; "
+        "P2PHANDSHAKE: nowhere (default)",
+    )
     add("--master_server_address", default="127.0.0.1:50051", help="host:port of the master (default %(default)s)")
     add("--protocol", default="tcp", help="tcp, or rdma where present (default %(default)s)")
     add("--device_names", default="", help="RDMA devices; unused with tcp")
@@ -50,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname).1s %(asctime)s %(name)s: %(message)s")
     try:
         return _serve(options)
-    except (ConfigError, OSError) as error:
+    except (MooncakeError, OSError) as error:
         print(f"mooncake_client: {error}", file=sys.stderr)
         return 1
 
@@ -90,6 +95,8 @@ def _serve(options: argparse.Namespace) -> int:
             host=host_id(),
             protocol="tcp",
             socket_dir=config.socket_dir,
+            metadata=config.metadata,
+            endpoint=f"{host}:{options.port}" if config.metadata else "",
         )
     )
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -1,7 +1,7 @@
 """`mooncake_master`: reads its settings, serves RPC first, then HTTP, until SIGINT or SIGTERM.
 
 The RPC port answers before the HTTP libraries are imported; they are imported by a thread, so that the serving loop
-goes on.  The HTTP port is bound (not yet answered) from the start: a port in use ends the start at once, and early
+goes on.  The HTTP ports are bound (not yet answered) from the start: a port in use ends the start at once, and early
 requests wait in the backlog instead of being refused.
 """
 
@@ -72,13 +72,14 @@ async def _run(settings: Settings) -> None:
         loop.add_signal_handler(number, stopped.set)
     config = _master_config(settings)
     admin_socket = _listen(str(values["metrics_host"]), int(values["metrics_port"]), "metrics_host", "metrics_port")
+    metadata_socket = _listen_for_metadata(values)
     service = await _serve(config, "port" if settings.values["rpc_port"] == 0 else "rpc_port")
     for note in settings.notes:
         logger.warning("%s", note)
     logger.info(
         "Master service started on port %d, max_threads=%d, %s", service.port, settings.max_threads, _shown(values)
     )
-    admin = loop.create_task(_start_admin(service, admin_socket, bool(values["enable_metric_reporting"])))
+    admin = loop.create_task(_start_http(service, values, admin_socket, metadata_socket))
     admin.add_done_callback(lambda task: stopped.set() if not task.cancelled() and task.exception() else None)
     await stopped.wait()
     if admin.done():
@@ -95,15 +96,28 @@ async def _serve(config: MasterConfig, flag: str) -> MasterService:
         raise _no_port(config.rpc_address, config.rpc_port, "rpc_address", flag, error) from None
 
 
-async def _start_admin(service: MasterService, listening: socket.socket, reporting: bool) -> None:
-    """Import the HTTP server beside the serving loop, start it, then report until cancelled."""
-
-    admin_module = await asyncio.get_running_loop().run_in_executor(None, import_module, "mooncake.master.admin")
+async def _start_http(
+    service: MasterService,
+    values: Mapping[str, Value],
+    admin_socket: socket.socket,
+    metadata_socket: socket.socket | None,
+) -> None:
+    """Import the HTTP servers beside the serving loop, start them, then report until cancelled."""
+    loop = asyncio.get_running_loop()
+    admin_module = await loop.run_in_executor(None, import_module, "mooncake.master.admin")
     admin = admin_module.AdminServer(service)
-    await admin.start(listening)
-    logger.info("Master admin server started on port %d", listening.getsockname()[1])
+    await admin.start(admin_socket)
+    logger.info("Master admin server started on port %d", admin_socket.getsockname()[1])
+    if metadata_socket is not None:
+        metadata_module = await loop.run_in_executor(None, import_module, "mooncake.metadata.server")
+        metadata = metadata_module.MetadataServer(metadata_module.Dialect.MASTER)
+        await metadata.start(metadata_socket)
+        logger.info("HTTP metadata server started on port %d", metadata_socket.getsockname()[1])
+        logger.info("C++ HTTP metadata server started successfully")  # the line that start-up scripts wait for
+        if values["enable_metadata_cleanup_on_timeout"]:
+            service.directory.on_expired = metadata.forget
     gc.freeze()  # what was imported lives as long as the process
-    if reporting:
+    if values["enable_metric_reporting"]:
         await admin.report()
 
 
@@ -138,6 +152,13 @@ def _interface_address(interface: str) -> str:
                 f"({error.strerror}); interfaces here are {known}."
             ) from None
     return socket.inet_ntoa(reply[20:24])
+
+
+def _listen_for_metadata(values: Mapping[str, Value]) -> socket.socket | None:
+    if not values["enable_http_metadata_server"]:
+        return None
+    host, port = str(values["http_metadata_server_host"]), int(values["http_metadata_server_port"])
+    return _listen(host, port, "http_metadata_server_host", "http_metadata_server_port")
 
 
 def _listen(host: str, port: int, host_flag: str, port_flag: str) -> socket.socket:

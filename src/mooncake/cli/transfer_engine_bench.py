@@ -18,6 +18,7 @@ from mooncake.cli.arguments import Parser, whole
 from mooncake.cli.gflags import size, spelled, truth
 from mooncake.errors import ConfigError
 from mooncake.installed_once import refuse_if_cpp_installed
+from mooncake.transfer.metadata.backends import is_peer_to_peer
 from mooncake.version import __version__
 
 if TYPE_CHECKING:
@@ -40,9 +41,13 @@ def _parser() -> argparse.ArgumentParser:
         "--mode", choices=["initiator", "target"], default="initiator", help="target: lend memory (default %(default)s)"
     )
     add("--operation", choices=["read", "write"], default="read", help="which way bytes go (default %(default)s)")
-    add("--segment_id", default="", help="the target's session, host:port, as it prints it")
+    add("--segment_id", default="", help="the target's session or name, as it prints it")
     add("--local_server_name", default=socket.gethostname(), help="name or address of this host (default %(default)s)")
-    add("--metadata_server", default="P2PHANDSHAKE", help="P2PHANDSHAKE: no metadata service (default)")
+    add(
+        "--metadata_server",
+        default="P2PHANDSHAKE",
+        help="http://HOST:PORT/metadata, etcd://HOST:PORT or redis://HOST:PORT; P2PHANDSHAKE: none (default)",
+    )
     add("--protocol", default="tcp", help="towards other hosts; on this one memory is copied straight")
     add("--device_name", default="", help="RDMA devices; unused with tcp")
     add("--nic_priority_matrix", default="", help="not supported by this version")
@@ -132,8 +137,10 @@ def _lend(engine: "TransferEngine", options: argparse.Namespace) -> int:
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    host = options.local_server_name.rpartition(":")[0] or options.local_server_name
-    print(f"target is ready; run the initiator with --segment_id={host}:{engine.get_rpc_port()}", flush=True)
+    name = options.local_server_name
+    if is_peer_to_peer(options.metadata_server):
+        name = f"{name.rpartition(':')[0] or name}:{engine.get_rpc_port()}"
+    print(f"target is ready; run the initiator with --segment_id={name}", flush=True)
     stop.wait()
     return 0
 

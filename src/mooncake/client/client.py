@@ -2,7 +2,7 @@
 
 import logging
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from mooncake.client.attachments import Attachments
 from mooncake.client.get import GetPipeline
@@ -12,6 +12,7 @@ from mooncake.client.registered import RegisteredMemory
 from mooncake.client.session import Session
 from mooncake.errors import StoreError
 from mooncake.rpc.messages import Codes, Ping
+from mooncake.transfer.pieces import Pieces
 from mooncake.transfer.shm import ShmTransport
 
 if TYPE_CHECKING:
@@ -20,10 +21,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger("mooncake.client")
 
 
-class StoreClient:
-    """Built on a Session; `close` undoes both."""
+class Registry(Protocol):
+    """What has been registered elsewhere; as RegisteredMemory says it."""
 
-    def __init__(self, session: Session) -> None:
+    def covers(self, pieces: Pieces, write: bool) -> bool: ...
+
+    def contains(self, pieces: Pieces) -> bool: ...
+
+
+class StoreClient:
+    """Built on a Session; `close` undoes both.  `engine`: a transfer engine of this process, whose registered memory
+    counts as registered here."""
+
+    def __init__(self, session: Session, engine: Registry | None = None) -> None:
         assert session.rpc is not None
         self.config = session.config
         self.name = session.name
@@ -32,6 +42,7 @@ class StoreClient:
         self._session = session
         self._http: ClientHttpServer | None = None
         self.registered = RegisteredMemory()
+        self._engine = engine
         self.attachments = Attachments(self.rpc, session.hello, self.config.force_tcp, self.config.transfer_limit)
         self.puts = PutPipeline(self.rpc, self.attachments, session.client_id)
         self._returns = LeaseReturns(self.rpc)
@@ -47,6 +58,15 @@ class StoreClient:
         except StoreError:
             return False
         return True
+
+    def covers(self, pieces: Pieces, write: bool) -> bool:
+        """Whether every piece lies in registered, mapped host memory (writable if `write`)."""
+        engine = self._engine
+        return self.registered.covers(pieces, write) or (engine is not None and engine.covers(pieces, write))
+
+    def contains(self, pieces: Pieces) -> bool:
+        """Whether every piece lies in registered memory."""
+        return self.registered.contains(pieces) or (self._engine is not None and self._engine.contains(pieces))
 
     def serve_http(self, port: int) -> None:
         """Answer health and metrics requests on `port`.  Raises OSError."""

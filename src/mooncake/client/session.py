@@ -18,6 +18,7 @@ from mooncake.rpc.client import Client, parse_address
 from mooncake.rpc.messages import PROTOCOL, Codes, Hello, Ping, Serve
 from mooncake.transfer.host import host_id
 from mooncake.transfer.listening import join_host, listen_address, split_host
+from mooncake.transfer.metadata.backends import is_peer_to_peer
 from mooncake.version import __version__
 
 logger = logging.getLogger("mooncake.client")
@@ -51,6 +52,12 @@ class ClientConfig:
     max_data_port: int = field(default_factory=lambda: environment_whole("MC_MAX_RPC_PORT", 17000))
     bind_address: str = field(default_factory=lambda: os.environ.get("MC_TCP_BIND_ADDRESS", ""))
     socket_dir: str = field(default_factory=lambda: os.environ.get("MC_SHM_SOCKET_DIR", ""))
+    shares_engine: bool = False  # a transfer engine of ours has the same name
+
+    @property
+    def metadata(self) -> str:
+        """Address of the metadata service, "" if there is none."""
+        return "" if is_peer_to_peer(self.metadata_server) else self.metadata_server
 
     def check(self) -> None:
         """Raise ConfigError, with one sentence, for what cannot work."""
@@ -58,11 +65,8 @@ class ClientConfig:
             raise ConfigError(
                 "local_hostname is empty; give the host name or address that other hosts reach this one by"
             )
-        if self.metadata_server.upper() != "P2PHANDSHAKE":
-            raise ConfigError(
-                f"metadata_server {self.metadata_server!r} is not supported by this version; use 'P2PHANDSHAKE', "
-                "which needs no metadata service"
-            )
+        if not self.metadata_server.strip():
+            raise ConfigError("metadata_server is empty; use 'P2PHANDSHAKE', which needs no metadata service")
         if self.protocol not in PROTOCOLS:
             raise ConfigError(f"protocol {self.protocol!r} is unknown; expected one of {', '.join(PROTOCOLS)}")
         if self.segment_size and self.segment_size < SMALLEST_SEGMENT:
@@ -95,6 +99,8 @@ class Session:
             self.hello = Hello(PROTOCOL, __version__, "client", self.client_id, host_id())
             self.rpc = Client(config.master, self.hello, config.control_limit)
             self.rpc.call(Ping(), Codes)
+            if config.metadata and not config.segment_size:
+                self._refuse_taken_name()
             if config.segment_size:
                 self.server = PrivateServer(self._serve(host))
         except BaseException:
@@ -110,6 +116,20 @@ class Session:
             self._name_socket.close()
         if self.rpc is not None:
             self.rpc.close()
+
+    def _refuse_taken_name(self) -> None:
+        """Nothing of ours can be reached, so nothing is published; yet the name must not be a living segment's.
+
+        Raises NameTakenError, MetadataError if the service cannot be used.
+        """
+        from mooncake.transfer.metadata.entries import address_key
+        from mooncake.transfer.metadata.publication import open_for_entries, refuse_if_alive
+
+        backend = open_for_entries(self.config.metadata)
+        value = backend.get(address_key(self.name))
+        backend.close()
+        if value is not None:
+            refuse_if_alive(self.name, value)
 
     def _reserve_port(self) -> int:
         """A free port that makes our name unique on the host; held, never listened on."""
@@ -146,4 +166,6 @@ class Session:
             host=self.hello.host,
             protocol="tcp",
             socket_dir=config.socket_dir,
+            metadata=config.metadata,
+            endpoint=self.name if config.metadata or config.shares_engine else "",
         )

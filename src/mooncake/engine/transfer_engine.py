@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mooncake.engine.types import TransferNotify
+from mooncake.engine.types import InnerTransferEngine, TransferNotify
 from mooncake.engine.types import TransferOpcode as Opcode
 from mooncake.errors import MooncakeError
 
@@ -21,17 +21,11 @@ logger = logging.getLogger("mooncake.engine")
 OK, FAILED = 0, -1
 
 
-class InnerTransferEngine:
-    """What `TransferEngine.get_engine` hands out; made by it alone."""
-
-    def __init__(self, owner: "TransferEngine") -> None:
-        self.owner = owner
-
-
 class TransferEngine:
     """Moves bytes between this process's memory and the registered memory of other engines.  Thread-safe, blocking.
 
-    A peer is named by its session, "host:port" of its `initialize` and `get_rpc_port`.
+    A peer is named by its session, "host:port" of its `initialize` and `get_rpc_port`; with a metadata service by the
+    `local_hostname` that it was initialized with.
     """
 
     TransferOpcode = Opcode
@@ -45,7 +39,8 @@ class TransferEngine:
     # -- set-up
 
     def initialize(self, local_hostname: str, metadata_server: str, protocol: str, device_name: str | None, /) -> int:
-        """Listen as "local_hostname:<a port>" (see get_rpc_port).  0; -1 if that cannot be, why is in the log."""
+        """Listen as "local_hostname:<a port>" (see get_rpc_port); publish that as `local_hostname` at the server,
+        unless it is "P2PHANDSHAKE".  0; -1 if that cannot be, why is in the log."""
         from mooncake.engine.settings import read_settings
 
         try:
@@ -74,7 +69,8 @@ class TransferEngine:
         kind = metadata_type.upper()
         if kind in ("P2PHANDSHAKE", "") or metadata_conn.upper() == "P2PHANDSHAKE":
             return self.initialize(local_hostname, "P2PHANDSHAKE", protocol, device_name)
-        return self.initialize(local_hostname, f"{metadata_type}://{metadata_conn}", protocol, device_name)
+        address = metadata_conn if "://" in metadata_conn else f"{metadata_type}://{metadata_conn}"
+        return self.initialize(local_hostname, address, protocol, device_name)
 
     def get_rpc_port(self) -> int:
         """The port of our session; 0 before `initialize`."""
@@ -269,7 +265,8 @@ class TransferEngine:
         return [TransferNotify(message.name, message.text) for message in engine.notifications()]
 
     def send_probe(self, peer_server_name: str) -> int:
-        """0 if the peer answers; -102 if it refuses or is silent, -101 if its name does not resolve, else -1."""
+        """0 if the peer answers; -102 if it refuses or is silent, -101 if its host does not resolve, -200 if the
+        metadata service does not know it or cannot be asked, else -1."""
         engine = self._ready("send_probe")
         try:
             return engine.probe(peer_server_name) if engine is not None else FAILED

@@ -182,7 +182,7 @@ class AdminServer:
                         "size_": found.size,
                         "buffer_address_": offset,
                         "protocol_": info.protocol,
-                        "transport_endpoint_": info.tcp,
+                        "transport_endpoint_": info.shown,
                     }
                 )
         return places

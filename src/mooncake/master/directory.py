@@ -100,6 +100,7 @@ class Directory:
         self.clients = Clients(config.client_gone_s)
         self.background: deque[Iterator[None]] = deque()
         self._next_check = now
+        self.on_expired: Callable[[str], None] = lambda segment: None
 
     # -- views, without any effect
 
@@ -114,7 +115,7 @@ class Directory:
     def segments(self) -> list[SegmentView]:
         return [
             SegmentView(
-                s.name, s.number, s.client, s.host, s.info.tcp, s.info.protocol, s.size, s.allocator.used,
+                s.name, s.number, s.client, s.host, s.info.shown, s.info.protocol, s.size, s.allocator.used,
                 "SUSPECT" if s.suspect else "OK" if s.filled else "FILLING",
             )
             for s in self.pool.segments.values()
@@ -421,6 +422,7 @@ class Directory:
             if now >= deadline:
                 log.info("client_id=%s, action=client_expired", segment.client)
                 log.info("action=unmount_expired_mem_segment, segment_name=%s", segment.name)
+                self.on_expired(segment.name)
                 self._lose(segment, now)
         self.pool.refresh(now)
         while (client := self.clients.gone(now)) is not None:

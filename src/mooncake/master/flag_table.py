@@ -57,7 +57,6 @@ CACHELIB = Capability("the cachelib allocator")
 DYNAMIC_REPLICATION = Capability("dynamic replication", "dynamic_replication_mode")
 KV_EVENTS = Capability("the KV event publisher", "enable_kv_events")
 TENANTS = Capability("tenants with quotas", "enable_multi_tenants")
-METADATA_SERVER = Capability("the built-in HTTP metadata server", "enable_http_metadata_server")
 TASKS = Capability("copy and move tasks")
 
 
@@ -245,10 +244,10 @@ FLAGS: tuple[Flag, ...] = (
     Flag("kv_events_lora_name", STRING, "", "Deprecated: not part of events", KV_EVENTS),
     Flag("kv_events_block_size", UINT32, 0, "Deprecated: not part of events", KV_EVENTS),
     Flag("kv_events_dp_rank", UINT32, 0, "Deprecated: not part of events", KV_EVENTS),
-    Flag("enable_http_metadata_server", BOOL, False, "Serve the transfer engine's metadata too", METADATA_SERVER),
-    Flag("http_metadata_server_port", INT32, 8080, "Port of the metadata server", METADATA_SERVER),
-    Flag("http_metadata_server_host", STRING, "0.0.0.0", "Address the metadata server listens on", METADATA_SERVER),
-    Flag("enable_metadata_cleanup_on_timeout", BOOL, False, "Remove a lost client's metadata", METADATA_SERVER),
+    Flag("enable_http_metadata_server", BOOL, False, "Serve the transfer engines' metadata over HTTP too"),
+    _port("http_metadata_server_port", 8080, "Port of the metadata server"),
+    Flag("http_metadata_server_host", STRING, "0.0.0.0", 'Address the metadata server listens on ("::" for IPv6 and IPv4)'),
+    Flag("enable_metadata_cleanup_on_timeout", BOOL, False, "Remove the metadata of a segment whose client is lost"),
     # Logging (glog's names)
     Flag("log_dir", STRING, "", "Directory of a journal file mooncake_master.*, instead of stderr"),
     Flag("logtostderr", BOOL, False, "Log to stderr only, whatever log_dir says"),

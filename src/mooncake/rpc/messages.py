@@ -43,12 +43,14 @@ class Hello(Message):
 
 
 class Welcome(Message):
-    """Reply to Hello.  `term` grows with every master; `lease_ms` is the read lease."""
+    """Reply to Hello.  `term` grows with every master; `lease_ms` is the read lease; `instance` is a number of the
+    answering engine's or segment server's life."""
 
     protocol: int
     version: str
     term: int
     lease_ms: int
+    instance: int = 0
 
 
 class Failure(Message):
@@ -200,7 +202,8 @@ class RemoveAll(Message):
 
 class SegmentInfo(Message):
     """A mounted segment and how to reach it.  `tcp` is "host:port"; `unix` a socket path, or "@name"
-    for an abstract one, that gives same-host processes the memory's descriptors."""
+    for an abstract one, that gives same-host processes the memory's descriptors.  `endpoint`: what users are shown
+    instead of `tcp`, if not ""."""
 
     segment: int
     name: str
@@ -210,6 +213,12 @@ class SegmentInfo(Message):
     host: str
     client: str
     protocol: str = "tcp"
+    endpoint: str = ""
+
+    @property
+    def shown(self) -> str:
+        """The transport endpoint, as users know it."""
+        return self.endpoint or self.tcp
 
 
 class SegmentQuery(Message):
@@ -305,6 +314,7 @@ class Killed(Message):
 
 class Serve(Message):
     """First message on the private socket: what to serve.  Ports: where to look for a free one for tcp.
+    `metadata`: the metadata service at which the segment is published, "" none; `endpoint` as in SegmentInfo.
     Answered with Serving and the descriptors of memory and table, or a Failure."""
 
     segment: int
@@ -319,6 +329,8 @@ class Serve(Message):
     host: str
     protocol: str
     socket_dir: str  # "" for an abstract unix socket
+    metadata: str = ""
+    endpoint: str = ""
 
 
 class Serving(Message):

@@ -14,8 +14,9 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from mooncake.errors import ConfigError, ErrorCode
+from mooncake.errors import ConfigError, ErrorCode, MooncakeError
 from mooncake.rpc import frame
 from mooncake.rpc.descriptors import allow_many
 from mooncake.rpc.messages import (
@@ -37,7 +38,11 @@ from mooncake.segment.streams import Streams
 from mooncake.segment.writers import Writer, Writers
 from mooncake.transfer.listening import join_host, listen_tcp
 from mooncake.transfer.memory import SegmentMemory
+from mooncake.transfer.metadata.entries import Address
 from mooncake.transfer.table import table_size
+
+if TYPE_CHECKING:
+    from mooncake.transfer.metadata.publication import Publication
 
 logger = logging.getLogger("mooncake.segment")
 
@@ -74,7 +79,11 @@ class SegmentServer:
             host=config.host,
             client=config.client,
             protocol=config.protocol,
+            endpoint=config.endpoint,
         )
+        self._address = Address(config.announce, listener.getsockname()[1], config.segment)
+        self._metadata = config.metadata
+        self._publication: Publication | None = None
         self._watch(self._unix.fileno(), self._accept)
         self._streams = Streams(listener, self._owner)
         self._link = MasterLink(config.master, self.info, self._owner)
@@ -94,13 +103,24 @@ class SegmentServer:
         return {"tcp": self._streams.moved}
 
     def start(self) -> None:
-        """Serve and mount.  Raises ConfigError with the reason if the master refuses or is not there."""
+        """Serve, publish and mount.  Raises ConfigError with the reason if the master refuses or is not there,
+        MetadataError likewise of the metadata service."""
         self._streams.start()
+        if self._metadata:
+            self._publish()
         self._link.start()
         self._link.ready.wait()
         if self._link.refused:
+            if self._publication is not None:
+                self._publication.close()
             raise ConfigError(f"segment {self.info.name} cannot be mounted: {self._link.refused}")
         threading.Thread(target=self._reserve, name="mooncake-reserve", daemon=True).start()
+
+    def _publish(self) -> None:
+        from mooncake.transfer.metadata.publication import Publication, open_for_entries
+
+        backend = open_for_entries(self._metadata)
+        self._publication = Publication(backend, self.info.name, self._address, list)
 
     def run(self) -> None:
         while self._running:
@@ -116,6 +136,8 @@ class SegmentServer:
     def close(self) -> None:
         """Unmount and let go; the memory itself goes with the last process that maps it."""
         self._link.stop()
+        if self._publication is not None:
+            self._publication.close()
         if self._unix_path:
             with contextlib.suppress(OSError):
                 os.unlink(self._unix_path)
@@ -244,7 +266,7 @@ def serve_private(channel: socket.socket, engine_pidfd: int) -> None:
     try:
         server = SegmentServer(config, engine_pidfd)
         server.start()
-    except (OSError, ConfigError) as error:
+    except (OSError, MooncakeError) as error:
         failure = Failure(ErrorCode.INTERNAL_ERROR, str(error))
         channel.sendall(frame.pack(kind, frame.REPLY | frame.FAILED, request_id, encode(failure)))
         return

@@ -97,7 +97,8 @@ class Streams(threading.Thread):
 
     def _answer(self, stream: socket.socket, writer: Writer, request_id: int, message: Message) -> None:
         if isinstance(message, Hello):
-            welcome = Welcome(PROTOCOL, __version__, self._owner.memory.table.term, self._owner.memory.table.lease_ms)
+            table = self._owner.memory.table
+            welcome = Welcome(PROTOCOL, __version__, table.term, table.lease_ms, self._owner.segment)
             _reply(stream, request_id, message, welcome)
         elif isinstance(message, Read):
             self._read(stream, request_id, message)

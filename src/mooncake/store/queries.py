@@ -77,7 +77,7 @@ class Queries(Member):
         descriptor.size, descriptor.buffer_address = found.size, offset
         with contextlib.suppress(StoreError, NotSetUpError):
             info = self._joined().attachments.info(segment)
-            descriptor.transport_endpoint = info.tcp if info is not None else ""
+            descriptor.transport_endpoint = info.shown if info is not None else ""
         status = ReplicaStatus(found.states[replica]) if found.states else ReplicaStatus.COMPLETE
         return ReplicaDescriptor(status, MemoryDescriptor(descriptor))
 

@@ -51,7 +51,7 @@ def get_ranges(
                     where.append((b, k, f))
     addresses = np.array([address for address, _ in targets], np.int64)
     lengths = np.array([size for _, size in targets], np.int64)
-    if not targets or not client.registered.contains(Pieces(addresses, lengths)):
+    if not targets or not client.contains(Pieces(addresses, lengths)):
         client.gets.finish(located)
         return results
     try:
@@ -59,7 +59,7 @@ def get_ranges(
             places,
             lambda values: Pieces(addresses[list(values)], lengths[list(values)]),
             located.deadline,
-            lambda pieces: client.registered.covers(pieces, write=True),
+            lambda pieces: client.covers(pieces, True),
         )
     finally:
         client.gets.finish(located)

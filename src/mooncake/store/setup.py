@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from mooncake.config_text import parse_bool, parse_size
-from mooncake.errors import ConfigError, ErrorCode, MooncakeError, StoreError
+from mooncake.errors import ConfigError, ErrorCode, MetadataError, MooncakeError, StoreError
 
 if TYPE_CHECKING:
     from mooncake.client.client import StoreClient
+    from mooncake.engine import InnerTransferEngine
 
 _POSITIONAL = (
     "local_hostname",
@@ -61,7 +62,7 @@ def open_client(args: tuple[Any, ...], kwargs: dict[str, Any]) -> "StoreClient":
     failed = ErrorCode.INVALID_PARAMS if explicit else ErrorCode.INTERNAL_ERROR
     try:
         return _join(settings)
-    except (ConfigError, StoreError, OSError) as error:
+    except (ConfigError, MetadataError, StoreError, OSError) as error:
         raise SetupError(failed, str(error)) from None
 
 
@@ -95,13 +96,24 @@ def _settings(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     return settings
 
 
+def _engine(given: Any) -> "InnerTransferEngine | None":
+    """The initialized transfer engine that setup was given, if any.  Raises ConfigError for anything else."""
+    if given is None:
+        return None
+    from mooncake.engine import InnerTransferEngine, TransferEngine
+
+    inner = given.get_engine() if isinstance(given, TransferEngine) else given
+    if not isinstance(inner, InnerTransferEngine) or not inner.owner.get_rpc_port():
+        raise ConfigError("engine= takes the get_engine() of a TransferEngine whose initialize has succeeded, or None")
+    return inner
+
+
 def _join(settings: dict[str, Any]) -> "StoreClient":
     from mooncake.client.session import SMALLEST_SEGMENT, ClientConfig, Session
 
     if settings["enable_ssd_offload"]:
         raise ConfigError("enable_ssd_offload is not supported by this version; leave it out")
-    if settings["engine"] is not None:
-        raise ConfigError("engine= is not supported by this version; pass None, the store opens its own transports")
+    engine = _engine(settings["engine"])
     config = ClientConfig(
         local_hostname=str(settings["local_hostname"]),
         metadata_server=str(settings["metadata_server"]),
@@ -109,6 +121,7 @@ def _join(settings: dict[str, Any]) -> "StoreClient":
         buffer_size=settings["local_buffer_size"],
         protocol=str(settings["protocol"]).lower(),
         master=str(settings["master_server_addr"]),
+        shares_engine=engine is not None,
     )
     if not config.local_hostname or 0 < config.segment_size < SMALLEST_SEGMENT:
         try:
@@ -119,7 +132,7 @@ def _join(settings: dict[str, Any]) -> "StoreClient":
     try:
         from mooncake.client.client import StoreClient
 
-        client = StoreClient(session)
+        client = StoreClient(session, engine)
     except BaseException:
         session.close()
         raise

@@ -39,7 +39,7 @@ def parts_of(client: "StoreClient", totals: list[int], addresses: Lists) -> list
 def trust_of(client: "StoreClient", checked: bool, write: bool) -> "Trust":
     if checked:
         return lambda _: True
-    return lambda pieces: client.registered.covers(pieces, write)
+    return lambda pieces: client.covers(pieces, write)
 
 
 class Vectors:

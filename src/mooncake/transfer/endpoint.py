@@ -220,7 +220,7 @@ class Endpoint:
     def _answer(self, stream: socket.socket, request_id: int, message: Message) -> None:
         match message:
             case Hello():
-                _reply(stream, request_id, message, Welcome(PROTOCOL, __version__, self._instance, 0))
+                _reply(stream, request_id, message, Welcome(PROTOCOL, __version__, self._instance, 0, self._instance))
             case EngineRead():
                 self._read(stream, request_id, message)
             case EngineWrite():

@@ -3,6 +3,7 @@
 Regions    registered memory, and when it may be used again
 Endpoint   our port and its threads
 Peer       another engine: reached by cma (same host), else by tcp
+Names      where a peer is; Publication: that we are here.  Both only matter with a metadata service
 """
 
 import contextlib
@@ -13,35 +14,43 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
-from mooncake.errors import MooncakeError, StoreError, TransferError, TransferTimedOut
+from mooncake.errors import MetadataError, MooncakeError, StoreError, TransferError, TransferTimedOut
 from mooncake.rpc.messages import PROTOCOL, EngineNotify, Hello
 from mooncake.transfer import cma
 from mooncake.transfer.endpoint import Endpoint
 from mooncake.transfer.host import host_id
-from mooncake.transfer.listening import join_host, listen_address, listen_tcp
+from mooncake.transfer.listening import listen_address, listen_tcp
+from mooncake.transfer.metadata.entries import Address
+from mooncake.transfer.metadata.names import Names
 from mooncake.transfer.peer import Peer
 from mooncake.transfer.pieces import Int64Array, Pieces
 from mooncake.transfer.regions import Regions
+from mooncake.transfer.stream_pool import UnreachedError
 from mooncake.transfer.submissions import FAILED, TIMED_OUT, Submissions
 from mooncake.version import __version__
 
 logger = logging.getLogger("mooncake.engine")
 
 KNOWN_PEERS = 64  # beyond that, peers that are gone are forgotten
-PROBE_OK, PROBE_DNS, PROBE_REFUSED = 0, -101, -102
+PROBE_OK, PROBE_DNS, PROBE_REFUSED, PROBE_METADATA = 0, -101, -102, -200
+_Result = TypeVar("_Result")
 _engines: "weakref.WeakSet[Engine]" = weakref.WeakSet()
 
 
 @dataclass
 class EngineSettings:
-    """`limit`: seconds a transfer may take, besides 1 ns a byte.  Ports: where to look for a free one."""
+    """`limit`: seconds a transfer may take, besides 1 ns a byte.  Ports: where to look for a free one.  `metadata`: the
+    metadata service's address, under which `name` is published; "": peers are named by their addresses."""
 
     host: str
+    name: str = ""
+    metadata: str = ""
     limit: float = 30.0
     min_port: int = 15000
     max_port: int = 17000
@@ -53,15 +62,22 @@ class Engine:
     """Thread-safe.  Dead after a fork: `pid` says whose it is."""
 
     def __init__(self, settings: EngineSettings) -> None:
-        """Listen and serve.  Raises OSError or ConfigError with a sentence."""
+        """Listen and serve.  Raises OSError, ConfigError or MetadataError with a sentence."""
         self.pid = os.getpid()
         self._settings = settings
+        backend = None
+        if settings.metadata:
+            from mooncake.transfer.metadata.publication import Publication, open_for_entries
+
+            backend = open_for_entries(settings.metadata)
         address = settings.bind_address or listen_address(settings.host)
         listener = listen_tcp(address, settings.min_port, settings.max_port + 1)
         self.port: int = listener.getsockname()[1]
-        self.session = join_host(settings.host, self.port)
-        self.regions = Regions()
         instance = secrets.randbits(62) + 1
+        here = Address(settings.host, self.port, instance)
+        self.session = settings.name or here.text
+        self._names = Names(backend, self.session, here)
+        self.regions = Regions()
         self._endpoint = Endpoint(listener, self.regions, instance, settings.limit)
         self._hello = Hello(PROTOCOL, __version__, "engine", self.session, host_id())
         self._peers: dict[str, Peer] = {}
@@ -72,6 +88,14 @@ class Engine:
         cma.allow()
         _engines.add(self)
         self._endpoint.start()
+        self._publication = None
+        if backend is not None:
+            try:
+                self._publication = Publication(backend, self.session, here, lambda: self.regions.registered)
+            except BaseException:
+                backend.close()
+                self.close()
+                raise
 
     # -- transfers
 
@@ -91,7 +115,7 @@ class Engine:
         local, remote = _vectors(buffers, addresses, lengths)
         self._move(target, write, local, remote, self._deadline(local))
         if notify is not None:
-            self._peer(target).notify(*notify)
+            self._reach(target, lambda peer: peer.notify(*notify))
 
     def submit(
         self, target: str, write: bool, buffers: Sequence[int], addresses: Sequence[int], lengths: Sequence[int]
@@ -100,7 +124,7 @@ class Engine:
         local, remote = _vectors(buffers, addresses, lengths)
         deadline = self._deadline(local)
         if len(local.lengths):
-            self._peer(target).open()
+            self._reach(target, Peer.open)
 
         def run() -> int:
             try:
@@ -115,7 +139,7 @@ class Engine:
     def _move(self, target: str, write: bool, local: Pieces, remote: Pieces, deadline: float) -> None:
         if not len(local.lengths):
             return
-        transport = self._peer(target).move(write, local, remote, deadline)
+        transport = self._reach(target, lambda peer: peer.move(write, local, remote, deadline))
         with self._lock:
             self._moved[transport] = self._moved.get(transport, 0) + local.total
 
@@ -134,13 +158,15 @@ class Engine:
 
     def first_buffer(self, target: str) -> int:
         """Raises TransferError."""
-        return self._peer(target).first_buffer()
+        return self._reach(target, Peer.first_buffer)
 
     def probe(self, target: str) -> int:
         """PROBE_OK if the target answers, else why not."""
         try:
-            self._peer(target).probe()
+            self._reach(target, Peer.probe)
         except TransferError as error:
+            if isinstance(error.__cause__, MetadataError):
+                return PROBE_METADATA
             return PROBE_DNS if isinstance(error.__cause__, socket.gaierror) else PROBE_REFUSED
         return PROBE_OK
 
@@ -159,6 +185,8 @@ class Engine:
             return
         self._closed = True
         _engines.discard(self)
+        if self._publication is not None:
+            self._publication.close()
         self._submissions.close()
         self._endpoint.close()
         self.regions.close()
@@ -174,6 +202,24 @@ class Engine:
 
     # -- peers
 
+    def _reach(self, target: str, action: Callable[[Peer], _Result]) -> _Result:
+        """What `action` of the peer gives; of the one that has its name now, if it is not where it was."""
+        peer = self._peer(target)
+        try:
+            return action(peer)
+        except UnreachedError as error:
+            try:
+                moved = self._names.resolve(target) != peer.address
+            except TransferError as unknown:
+                raise UnreachedError(f"{error}, and {unknown}") from error.__cause__
+            if not moved:
+                raise
+        with self._lock:
+            if self._peers.get(target) is peer:
+                del self._peers[target]
+        peer.close()
+        return action(self._peer(target))
+
     def _peer(self, target: str) -> Peer:
         """Raises TransferError if `target` is no session name."""
         peer = self._peers.get(target)
@@ -181,14 +227,16 @@ class Engine:
             return peer
         if self._closed:
             raise TransferError("this engine is closed")
+        session, instance = self._names.resolve(target)
         try:
             made = Peer(
-                target,
+                session,
                 self._hello,
                 self._settings.limit,
                 self._settings.force_tcp,
                 self.regions.covers,
                 self._endpoint.watch,
+                instance,
             )
         except ValueError as error:
             raise TransferError(f"the peer's name: {error}") from None

@@ -45,14 +45,17 @@ class Peer:
         force_tcp: bool,
         is_mapped: Callable[[Pieces, bool], bool],
         watch: Callable[[int, Callable[[], None]], None],
+        instance: int = 0,
     ) -> None:
         """Connects to nothing yet.  `is_mapped` says of our pieces whether they are known to be memory (writable if
-        True), `watch` runs something when a pidfd's process ends.  Raises ValueError if `session` is no address."""
+        True), `watch` runs something when a pidfd's process ends.  Only the process of that `instance` is meant (0: any
+        that listens there).  Raises ValueError if `session` is no address."""
+        self.address = (session, instance)
         self._session = session
         self._force_tcp = force_tcp
         self._is_mapped = is_mapped
         self._watch = watch
-        self._streams = StreamPool(session, hello, limit, one_life=True)
+        self._streams = StreamPool(session, hello, limit, one_life=True, instance=instance)
         self._link: CmaLink | None = None
         self._device_moves: DeviceMoves | None = None
         self._without_link = 0  # the peer's life that has to be reached by tcp

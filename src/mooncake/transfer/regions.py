@@ -134,6 +134,11 @@ class Regions:
         return code, reason
 
     @property
+    def registered(self) -> list[tuple[int, int]]:
+        """Addresses and lengths, in order of registration."""
+        return [(base, end - base) for base, end in list(self._ordered.items())]
+
+    @property
     def first(self) -> int:
         """Address of the first region that was registered, 0 none."""
         return next(iter(self._ordered), 0)
@@ -146,6 +151,11 @@ class Regions:
             return False
         index = np.searchsorted(snapshot.bases, pieces.addresses, side="right") - 1
         return bool((rights[index] >= (_WRITABLE if write else _READABLE)).all())
+
+    def contains(self, pieces: Pieces) -> bool:
+        """Whether every piece lies inside one region."""
+        with self._lock:
+            return self._snapshot.covers(pieces)
 
     # -- serving streams
 

@@ -25,15 +25,21 @@ _Result = TypeVar("_Result")
 _REPLY_OF_KIND = {KINDS[request]: reply for request, reply in REPLY_OF.items()}
 
 
+class UnreachedError(TransferError):
+    """The peer is not there, and nothing has been asked of it: it may be sought elsewhere."""
+
+
 class StreamPool:
     """All streams of this process to `endpoint` ("host:port").
 
     `one_life`: the peer's Welcome.term names the process, and what was begun with one must not be repeated with the
-    one that took its place.  `term` is that of the peer that last greeted us.
+    one that took its place.  `term` is that of the peer that last greeted us.  `instance`: the only process that is
+    meant (0: whoever listens there).
     """
 
-    def __init__(self, endpoint: str, hello: Hello, limit: float, one_life: bool = False) -> None:
+    def __init__(self, endpoint: str, hello: Hello, limit: float, one_life: bool = False, instance: int = 0) -> None:
         self._one_life = one_life
+        self._instance = instance
         self._endpoint = endpoint
         self._address = parse_address(endpoint)
         self._hello = hello
@@ -50,7 +56,12 @@ class StreamPool:
         started = time.monotonic()
         former: int | None = None
         while True:
-            stream = self._borrow(former is not None)
+            try:
+                stream = self._borrow(former is not None)
+            except UnreachedError as error:
+                if former is None:
+                    raise
+                raise TransferError(str(error)) from error
             try:
                 if self._one_life and former is not None and stream.term != former:
                     raise TransferError(f"{self._endpoint} was restarted in the middle of a transfer")
@@ -114,7 +125,7 @@ class StreamPool:
                         raise TransferError(f"all {MAX_STREAMS} streams to {self._endpoint} are in use")
                 if not self._idle or fresh:
                     if self.refusing:
-                        raise TransferError(f"{self._endpoint} could not be reached a moment ago")
+                        raise UnreachedError(f"{self._endpoint} could not be reached a moment ago")
                     self._open += 1
                     break
                 stream = self._idle.pop()
@@ -133,16 +144,22 @@ class StreamPool:
             stream = Connection(connect(*self._address, CONNECT_LIMIT))
         except OSError as error:
             self._remember(started)
-            raise TransferError(f"cannot reach {self._endpoint}: {error}") from error
+            raise UnreachedError(f"cannot reach {self._endpoint}: {error}") from error
         try:
             tune(stream.sock)
             set_time_limit(stream.sock, CONNECT_LIMIT)
-            self.term = stream.greet(self._hello).term
+            welcome = stream.greet(self._hello)
+            if self._instance and welcome.instance != self._instance:
+                raise UnreachedError(f"another process listens at {self._endpoint} by now")
+            self.term = welcome.term
             set_time_limit(stream.sock, TICK)
+        except UnreachedError:
+            stream.close()
+            raise
         except (*BROKEN, StoreError) as error:
             stream.close()
             self._remember(started)
-            raise TransferError(f"cannot reach {self._endpoint}: {error}") from error
+            raise UnreachedError(f"cannot reach {self._endpoint}: {error}") from error
         except BaseException:
             stream.close()
             raise
