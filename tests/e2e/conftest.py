@@ -5,7 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from mooncake.cli.engine_settings import write_pool_config
+from mooncake.cli.engine_settings import own_transfer_config, write_pool_config
 from tests.e2e.servers import HERE, Server, Zygote, vllm_python
 from tests.e2e.up import Up
 from tests.processes import Master
@@ -54,6 +54,25 @@ def up():
             pool = Up(*arguments)
             stack.callback(pool.close)
             return pool
+
+        yield start
+
+
+@pytest.fixture
+def start_own(zygote, model, tmp_path):
+    """As `start`, with this package's own connector; a role may be its whole configuration, JSON text."""
+    with ExitStack() as stack:
+
+        def start(pool, **roles):
+            servers = []
+            for name, role in roles.items():
+                transfer = role if role is None or role.startswith("{") else own_transfer_config(role)
+                config = pool.config if role else None
+                servers.append(Server(zygote, name, model, tmp_path, config, role, transfer))
+                stack.callback(servers[-1].stop)
+            for server in servers:
+                server.wait_ready()
+            return servers
 
         yield start
 

@@ -64,7 +64,17 @@ class Answer:
 class Server:
     """One vLLM instance."""
 
-    def __init__(self, zygote: Zygote, name: str, model: Path, folder: Path, pool: Path | None, role: str) -> None:
+    def __init__(
+        self,
+        zygote: Zygote,
+        name: str,
+        model: Path,
+        folder: Path,
+        pool: Path | None,
+        role: str,
+        transfer: str | None = None,
+    ) -> None:
+        """`transfer`: JSON of the connector, by default vLLM's own in `role`."""
         (self.port,) = free_ports(1)
         self.log = folder / f"{name}.log"
         argv = [
@@ -72,9 +82,10 @@ class Server:
             *("--host", HOST, "--port", str(self.port)),
             *("--dtype", "float32", "--enforce-eager", "--distributed-executor-backend", "uni"),
             *("--max-model-len", "4096", "--block-size", str(BLOCK), "--kv-cache-memory-bytes", str(KV_CACHE_SIZE)),
-            *(("--kv-transfer-config", transfer_config(self.port, role)) if pool else ()),
+            *(("--kv-transfer-config", transfer or transfer_config(self.port, role)) if pool else ()),
         ]
-        self.pid = zygote.fork(argv, pool_environment(pool) if pool else {"VLLM_HOST_IP": HOST}, self.log)
+        environment = pool_environment(pool) if pool else {"VLLM_HOST_IP": HOST}
+        self.pid = zygote.fork(argv, {**environment, "VLLM_SERVER_DEV_MODE": "1"}, self.log)
 
     def wait_ready(self) -> None:
         def ready() -> bool:
@@ -103,6 +114,15 @@ class Server:
             connection.close()
         assert answer.status == 200, f"{text}\n{self.log.read_text()[-4000:]}"
         return Answer(json.loads(text)["choices"][0]["token_ids"], self.loaded() - before)
+
+    def post(self, path: str) -> int:
+        """The status of an answer without a body."""
+        connection = http.client.HTTPConnection(HOST, self.port, timeout=60)
+        try:
+            connection.request("POST", path)
+            return connection.getresponse().status
+        finally:
+            connection.close()
 
     def loaded(self) -> int:
         text = fetch(self.port, "/metrics", timeout=10)

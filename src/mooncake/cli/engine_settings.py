@@ -50,3 +50,16 @@ def transfer_config(lookup_port: int, role: str = "kv_both") -> str:
         },
         separators=(",", ":"),
     )
+
+
+def own_transfer_config(role: str = "kv_both", **extra: object) -> str:
+    """As transfer_config, for this package's own connector; `extra` are its settings."""
+    return json.dumps(
+        {
+            "kv_connector": "MooncakeStoreConnector",
+            "kv_connector_module_path": "mooncake.vllm",
+            "kv_role": role,
+            "kv_connector_extra_config": extra,
+        },
+        separators=(",", ":"),
+    )
