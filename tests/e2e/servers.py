@@ -85,7 +85,9 @@ class Server:
             *(("--kv-transfer-config", transfer or transfer_config(self.port, role)) if pool else ()),
         ]
         environment = pool_environment(pool) if pool else {"VLLM_HOST_IP": HOST}
-        self.pid = zygote.fork(argv, {**environment, "VLLM_SERVER_DEV_MODE": "1"}, self.log)
+        self.pid = zygote.fork(
+            argv, {**environment, "VLLM_SERVER_DEV_MODE": "1", "VLLM_LOGGING_LEVEL": "DEBUG"}, self.log
+        )
 
     def wait_ready(self) -> None:
         def ready() -> bool:

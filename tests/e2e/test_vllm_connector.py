@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import signal
 import threading
 import time
@@ -9,12 +10,23 @@ import time
 import pytest
 
 from mooncake.cli.engine_settings import own_transfer_config
+from mooncake.cli.loopback import fetch
 from mooncake.store import MooncakeDistributedStore
 from tests.e2e.servers import BLOCK
 from tests.e2e.test_vllm_store import prompt, wait_saved
 from tests.processes import wait_until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+def operations(server, operation: str) -> dict[str, float]:
+    """vLLM's counters of an operation on the store that went well."""
+    found = re.findall(
+        rf'^vllm:mooncake_store_operation_(\w*total){{.*operation="{operation}",status="ok".*}} (\S+)',
+        fetch(server.port, "/metrics", timeout=10),
+        re.MULTILINE,
+    )
+    return {name: float(value) for name, value in found}
 
 
 def test_what_one_computes_another_loads(pool, start_own):
@@ -28,6 +40,13 @@ def test_what_one_computes_another_loads(pool, start_own):
     wait_saved(pool, 20)
     warm = b.ask(first)
     assert (warm.token_ids, warm.from_pool) == (alone[0], 20 * BLOCK)
+
+    # Which both tell in vLLM's metrics, and why in the debug log.
+    assert operations(a, "save_put")["keys_total"] >= 20
+    assert operations(b, "load_get")["keys_total"] == 20
+    assert operations(b, "load_get")["bytes_total"] == 20 * BLOCK * 4096
+    assert operations(b, "lookup_exists")["total"] >= 1
+    assert f"from_pool={20 * BLOCK} " in b.log.read_text()
 
     # And the other way round, where the prompt goes on after what is in the pool.
     b.ask(second[: 12 * BLOCK])

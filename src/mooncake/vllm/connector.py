@@ -17,6 +17,7 @@ from mooncake.vllm.lookup import Lookups
 from mooncake.vllm.plan import Report, StepPlan
 from mooncake.vllm.scheduler import SchedulerHalf
 from mooncake.vllm.settings import Settings, read_pool_config
+from mooncake.vllm.stats import MooncakeStoreConnectorStats, MooncakeStorePromMetrics
 from mooncake.vllm.worker import WorkerHalf
 
 versions.check_version(vllm_version)
@@ -63,6 +64,22 @@ class MooncakeStoreConnector(KVConnectorBase_V1):  # type: ignore[misc]
         for half in (self._scheduler, self._worker):
             if half is not None:
                 half.close()
+
+    # -- metrics, of both
+
+    def get_kv_connector_stats(self) -> Any:
+        half = self._scheduler or self._worker
+        return half.tally.take() if half is not None else None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Any:
+        return MooncakeStoreConnectorStats(data=data) if data is not None else MooncakeStoreConnectorStats()
+
+    @classmethod
+    def build_prom_metrics(
+        cls, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine_labelvalues: dict[int, list[object]]
+    ) -> Any:
+        return MooncakeStorePromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     # -- scheduler
 

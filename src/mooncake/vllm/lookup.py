@@ -14,7 +14,7 @@ from mooncake.errors import StoreError
 from mooncake.vllm.blocks import tails
 from mooncake.vllm.weights import adapter_fingerprint
 
-logger = logging.getLogger("mooncake.vllm")
+logger = logging.getLogger("vllm.mooncake")
 
 VALID = 4.0  # seconds that an answer holds: what was found is leased for 10
 _THREADS = 2  # so that one slow answer does not hold up the next question
@@ -23,7 +23,7 @@ _THREADS = 2  # so that one slow answer does not hold up the next question
 class Lookup:
     """A question about blocks `first` and on of a request, and its answer: `count` of them are there."""
 
-    __slots__ = ("adapter_path", "answered", "asked", "count", "first", "hashes", "heads", "reason")
+    __slots__ = ("adapter_path", "answered", "asked", "count", "counted", "first", "hashes", "heads", "reason")
 
     def __init__(self, heads: list[str], first: int, hashes: list[bytes], adapter_path: str) -> None:
         self.heads = heads
@@ -33,6 +33,7 @@ class Lookup:
         self.asked = time.monotonic()
         self.answered = 0.0  # when, 0: not yet
         self.count = 0
+        self.counted = False  # in the metrics
         self.reason = ""  # why the answer is 0 though the pool was not found empty
 
     def settle(self, count: int, reason: str = "") -> None:

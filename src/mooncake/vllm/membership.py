@@ -11,7 +11,7 @@ from mooncake.mooncake_config import MooncakeConfig
 from mooncake.rpc.client import CONNECT_LIMIT, parse_address
 from mooncake.store import MooncakeDistributedStore
 
-logger = logging.getLogger("mooncake.vllm")
+logger = logging.getLogger("vllm.mooncake")
 
 _RETRY = 2.0  # seconds between two attempts to join
 

@@ -16,8 +16,9 @@ from mooncake.vllm.blocks import Blocks
 from mooncake.vllm.device import Fence
 from mooncake.vllm.layout import Layout
 from mooncake.vllm.membership import Membership
+from mooncake.vllm.stats import Tally
 
-logger = logging.getLogger("mooncake.vllm")
+logger = logging.getLogger("vllm.mooncake")
 
 NO_ROOM = int(ErrorCode.NO_AVAILABLE_HANDLE)
 NOT_JOINED = int(ErrorCode.UNAVAILABLE_IN_CURRENT_STATUS)
@@ -41,10 +42,13 @@ class Pool(NamedTuple):
     membership: Membership
     layout: Layout
     head: str
+    tally: Tally
 
 
 class Mover:
-    """A thread with a queue of jobs."""
+    """A thread with a queue of jobs; `operation` is what it does, in the metrics."""
+
+    operation = ""
 
     def __init__(self, name: str, pool: Pool) -> None:
         self._pool = pool
@@ -88,9 +92,11 @@ class Mover:
                 tails += blocks.tails()
                 ids += blocks.ids
         codes: list[int] = []
+        began = time.monotonic()
         try:
             for job in jobs:
                 job.fence.wait()
+            began = time.monotonic()
             store = self._pool.membership.store
             if store is not None:
                 head = self._pool.head
@@ -101,6 +107,15 @@ class Mover:
             logger.exception("A batch of %d blocks was not moved", len(ids))
         if len(codes) != len(ids):
             codes = [INTERNAL] * len(ids)
+        failed = len(codes) - codes.count(0)
+        self._pool.tally.add(
+            self.operation,
+            time.monotonic() - began,
+            len(codes),
+            size=codes.count(0) * self._pool.layout.block_bytes,
+            status="error" if failed else "ok",
+            failed=failed,
+        )
         at = 0
         for job in jobs:
             count = sum(len(blocks.ids) for blocks in job.blocks)
@@ -114,6 +129,8 @@ class Mover:
 class Loader(Mover):
     """Pool → KV cache."""
 
+    operation = "load_get"
+
     def _move(self, store: Any, keys: list[str], ids: list[int]) -> list[int]:
         layout = self._pool.layout
         moved = store.batch_get_into_multi_buffers(keys, layout.addresses(ids), [layout.sizes] * len(ids))
@@ -123,6 +140,7 @@ class Loader(Mover):
 class Saver(Mover):
     """KV cache → pool.  The pool says first which keys it has already: their bytes are not moved."""
 
+    operation = "save_put"
     _pause_until = 0.0
 
     def _move(self, store: Any, keys: list[str], ids: list[int]) -> list[int]:

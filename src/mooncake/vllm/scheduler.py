@@ -15,9 +15,10 @@ from mooncake.vllm.lookup import Lookup, Lookups
 from mooncake.vllm.pins import Known, Pins
 from mooncake.vllm.plan import Report, StepPlan
 from mooncake.vllm.settings import Settings
+from mooncake.vllm.stats import Tally
 from mooncake.vllm.versions import BlockTables
 
-logger = logging.getLogger("mooncake.vllm")
+logger = logging.getLogger("vllm.mooncake")
 
 _HEADS_LIMIT = 2.0  # seconds that a first request waits for the workers to say how their keys begin
 _PLANNED_AT_ONCE = 2048  # blocks that one step looks at for saving
@@ -73,6 +74,7 @@ class SchedulerHalf:
         self._known = Known()
         self._pins = Pins(max(1, num_blocks * settings.max_pinned_percent // 100), workers)
         self._tables = BlockTables()
+        self.tally = Tally()
 
     def bind(self, pool: Any) -> None:
         self._pins.pool = pool
@@ -105,6 +107,15 @@ class SchedulerHalf:
             if time.monotonic() - lookup.asked < self._budget:
                 return None, False
             lookup.settle(0, "late")
+        if not lookup.counted:
+            lookup.counted = True
+            self.tally.add(
+                "lookup_exists",
+                lookup.answered - lookup.asked,
+                len(lookup.hashes),
+                status=lookup.reason or "ok",
+                failed=len(lookup.hashes) - lookup.count,
+            )
         count = lookup.end - first - self._lag
         if count <= 0:
             return 0, False
@@ -118,6 +129,8 @@ class SchedulerHalf:
             return
         if state.spared:
             state.spared = request.skip_reading_prefix_cache = False
+        if logger.isEnabledFor(logging.DEBUG):
+            self._explain(state, external)
         if external and state.offer is not None and state.lookup is not None:
             first, count = state.offer
             count = min(count, -(-external // self._block_size))
@@ -129,6 +142,20 @@ class SchedulerHalf:
             for value in hashes:
                 self._loading[value] = request.request_id
         state.lookup = state.offer = None
+
+    def _explain(self, state: _Request, external: int) -> None:
+        """One line a start of a request: what it got from where, how long it waited, and why there was no more."""
+        lookup = state.lookup
+        logger.debug(
+            "kv_transfer request=%s tokens=%d from_pool=%d waited_ms=%.1f asked_blocks=%d found_blocks=%d reason=%s",
+            state.request.request_id,
+            state.request.num_tokens,
+            external,
+            (time.monotonic() - state.arrived) * 1e3,
+            len(lookup.hashes) if lookup is not None else 0,
+            lookup.count if lookup is not None else 0,
+            (lookup.reason or "answered") if lookup is not None else "not_asked",
+        )
 
     # -- each step
 
@@ -173,6 +200,7 @@ class SchedulerHalf:
             value = self._hash(request, i)
             if table[i] and value not in self._known and self._pins.wanted(value):
                 if len(hashes) >= self._pins.room:
+                    self.tally.add("save_skipped", 0.0, full - i, status="pinned", failed=full - i)
                     break
                 hashes.append(value)
                 ids.append(table[i])

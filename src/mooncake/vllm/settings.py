@@ -11,7 +11,7 @@ from mooncake.config_text import parse_bool, parse_whole, read_mapping, shown
 from mooncake.errors import ConfigError
 from mooncake.mooncake_config import MooncakeConfig
 
-logger = logging.getLogger("mooncake.vllm")
+logger = logging.getLogger("vllm.mooncake")
 
 _DEFAULT_SEGMENT_SIZE = 4 << 30
 _DEFAULT_BUFFER_SIZE = 64 << 20

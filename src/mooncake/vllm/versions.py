@@ -11,7 +11,7 @@ from typing import Any
 
 from mooncake.errors import ConfigError
 
-logger = logging.getLogger("mooncake.vllm")
+logger = logging.getLogger("vllm.mooncake")
 
 SUPPORTED = re.compile(r"0\.25\.1|0\.32\.\d+")
 

@@ -18,8 +18,9 @@ from mooncake.vllm.membership import Membership
 from mooncake.vllm.movers import Job, Loader, Pool, Saver
 from mooncake.vllm.plan import Report, Saved, StepPlan
 from mooncake.vllm.settings import Settings
+from mooncake.vllm.stats import Tally
 
-logger = logging.getLogger("mooncake.vllm")
+logger = logging.getLogger("vllm.mooncake")
 
 
 class WorkerHalf:
@@ -31,6 +32,7 @@ class WorkerHalf:
         tensor, pipeline = identity.ranks(vllm_config)
         self._rank = pipeline * vllm_config.parallel_config.tensor_parallel_size + tensor
         self._saves = not (identity.replicated(vllm_config) and tensor)  # else another rank saves the same bytes
+        self.tally = Tally()
         self._lock = threading.Lock()
         self._report = Report()
         self._received: set[str] = set()
@@ -51,7 +53,7 @@ class WorkerHalf:
         )
         logger.info("Blocks of %d bytes in %d pieces are stored as %s...", layout.block_bytes, len(layout.sizes), head)
         self._membership = Membership(self._config, layout.regions)
-        pool = Pool(self._membership, layout, head)
+        pool = Pool(self._membership, layout, head, self.tally)
         self._loader = Loader("mooncake-load", pool)
         self._saver = Saver("mooncake-save", pool)
         self._report.heads[self._rank] = head
