@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from vllm.config import KVTransferConfig
+from vllm.config import KVTransferConfig, set_current_vllm_config
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.engine.arg_utils import EngineArgs
@@ -69,7 +69,8 @@ class Engine:
         self._hasher = get_request_block_hasher(hash_size, hash_fn)
         self.memory = torch.zeros((LAYERS, num_blocks, HEADS, BLOCK, WIDTH), dtype=torch.int32)
         self.worker = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, cache)
-        self.worker.register_kv_caches({name: self.memory[i] for i, name in enumerate(names)})
+        with set_current_vllm_config(config):
+            self.worker.register_kv_caches({name: self.memory[i] for i, name in enumerate(names)})
         self.scheduler = Scheduler(
             config, cache, StructuredOutputManager(config), block_size, hash_block_size=hash_size, log_stats=True
         )
