@@ -144,6 +144,20 @@ def test_requests_are_answered_whatever_dies(pool, start_own):
     assert b.ask(prompts[7]).token_ids == expected[7]
 
 
+def test_a_master_that_hangs_costs_a_new_request_its_budget(pool, start_own):
+    (a,) = start_own(pool, a="kv_both")
+    a.ask(prompt(60, 20))
+    began = time.monotonic()
+    a.ask(prompt(61, 20))
+    usual = time.monotonic() - began
+    pool.signal(signal.SIGSTOP)
+    for seed in range(62, 66):
+        began = time.monotonic()
+        a.ask(prompt(seed, 20))
+        assert time.monotonic() - began < 2 * usual + 0.8  # vLLM's own connector: seconds
+    pool.signal(signal.SIGCONT)
+
+
 def test_an_engine_starts_without_the_master_and_joins_later(pool, start_own):
     pool.kill()
     (a,) = start_own(pool, a="kv_both")
