@@ -5,7 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from mooncake.cli.engine_settings import pool_environment, transfer_config
+from mooncake.cli.engine_settings import own_store_config, pool_environment, transfer_config
 from mooncake.cli.loopback import free_ports
 from tests.e2e.deployment import start_pool
 from tests.e2e.servers import HERE, Server, Zygote, vllm_python
@@ -48,6 +48,28 @@ def up():
             pool = Up(*arguments)
             stack.callback(pool.close)
             return pool
+
+        yield start
+
+
+@pytest.fixture
+def start_own(zygote, model, tmp_path):
+    """As `start`, with this package's own connector; a role may be its whole configuration, JSON text."""
+    with ExitStack() as stack:
+
+        def start(pool, **roles):
+            servers = []
+            for name, role in roles.items():
+                settings: tuple = ()
+                if role:
+                    transfer = role if role.startswith("{") else own_store_config(role)
+                    more = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_LOGGING_LEVEL": "DEBUG"}
+                    settings = (transfer, {**pool_environment(pool.config), **more})
+                servers.append(Server(zygote, name, model, tmp_path, *settings))
+                stack.callback(servers[-1].stop)
+            for server in servers:
+                server.wait_ready()
+            return servers
 
         yield start
 

@@ -126,6 +126,15 @@ class Server:
         assert answer.status == 200, f"{text}\n{self.log.read_text()[-4000:]}"
         return Answer(json.loads(text)["choices"][0]["token_ids"], self.loaded() - before)
 
+    def post(self, path: str) -> int:
+        """The status of an answer without a body."""
+        connection = http.client.HTTPConnection(HOST, self.port, timeout=60)
+        try:
+            connection.request("POST", path)
+            return connection.getresponse().status
+        finally:
+            connection.close()
+
     def loaded(self) -> int:
         return int(self.metric("vllm:external_prefix_cache_hits_total"))
 

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from mooncake.client.prefixes import PrefixClient
+from mooncake.errors import StoreError
 from mooncake.store import ReplicateConfig
 
 MIB = 1 << 20
@@ -30,6 +32,39 @@ def test_batch_get_buffer(store):
     store.put_batch(["a", "b"], [b"1", b"22"])
     first, none, second = store.batch_get_buffer(["a", "no", "b"])
     assert (bytes(first), none, bytes(second)) == (b"1", None, b"22")
+
+
+def test_longest_prefix(store):
+    store.put_batch(["a", "b", "d"], [b"1", b"2", b"3"])
+    assert store.longest_prefix(["a", "b", "c", "d"]) == 2
+    assert store.longest_prefix(["c", "a"]) == 0
+    assert store.longest_prefix([]) == 0
+    assert store.batch_remove(["a", "b", "d"]) == [-706, -706, 0]  # what was found is leased
+    store.close()
+    assert store.longest_prefix(["a"]) == -600
+
+
+def test_prefixes_are_asked_for_without_joining(master, store):
+    keys = [f"{i:04}" for i in range(3000)]
+    for rank in ("r0/", "r1/"):
+        store.put_batch([rank + key for key in keys], [b"v"] * len(keys))
+    store.remove("r1/2900")
+    client = PrefixClient(master.address, 1.0)
+    try:
+        lists = [keys, keys[2901:], ["no", *keys], [], keys[:2]]
+        assert client.lengths(["r0/", "r1/"], lists) == [2900, 99, 0, 0, 2]
+        assert client.lengths(["r0/"], lists) == [3000, 99, 0, 0, 2]
+        assert store.batch_remove(["r0/0000", "r1/2899", "r0/2999"]) == [-706] * 3
+        with pytest.raises(StoreError):
+            client.lengths([], [["a"]])
+        assert client.remove("^r1/") == 2999
+        assert client.lengths(["r1/"], [keys]) == [0]
+        master.kill()
+        with pytest.raises(StoreError):
+            client.lengths(["r0/"], [keys])
+        assert client.down
+    finally:
+        client.close()
 
 
 def test_batch_put_from_and_get_into(store, memory):

@@ -129,6 +129,19 @@ def test_leased_values_stay_and_probes_may_be_broken_oldest_first() -> None:
     assert world.there(list("abcdx")) == "a-cdx"
 
 
+def test_a_prefix_ends_at_the_first_gap_and_only_it_is_leased() -> None:
+    world = World()
+    world.put(["r0/a", "r1/a", "r0/b", "r1/b", "r0/c", "r0/d", "r1/d"], KIB)
+    heads = ["r0/", "r1/"]
+    assert world.directory.prefix(heads, list("abcd"), world.now) == 2
+    assert world.directory.prefix(heads, list("dab"), world.now, lease=False) == 3
+    assert world.directory.prefix(["r0/"], list("abcdx"), world.now, lease=False) == 4
+    assert world.directory.prefix(heads, [], world.now) == 0
+    leased = ["r0/a", "r1/a", "r0/b", "r1/b"]
+    assert world.directory.remove(leased, False, world.now) == [-706] * 4
+    assert world.directory.remove(["r0/c", "r0/d", "r1/d"], False, world.now) == [0] * 3
+
+
 def test_a_read_lease_is_never_broken() -> None:
     world = World()
     world.put(list("ab"), 32 * KIB)

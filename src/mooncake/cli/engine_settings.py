@@ -83,6 +83,17 @@ def transfer_config(lookup_port: int, role: str = BOTH) -> str:
     return _text(_store_connector(role, lookup_port))
 
 
+def own_store_config(role: str = BOTH, **extra: object) -> str:
+    """KV cache through the pool by this package's own connector; `extra` are its settings."""
+    connector = {
+        "kv_connector": "MooncakeStoreConnector",
+        "kv_connector_module_path": "mooncake.vllm",
+        "kv_role": role,
+        "kv_connector_extra_config": extra,
+    }
+    return json.dumps(connector, separators=(",", ":"))
+
+
 def p2p_config(role: str, workers: int | None = None) -> str:
     """KV cache straight from producer to consumer.  `workers`: threads that send (vLLM's default is 10)."""
     return _text(_p2p_connector(role, workers))

@@ -40,6 +40,7 @@ _ENDED_AT_ONCE = 2000  # leases that end in one step
 _LARGEST_SEGMENT = 1 << 44
 _LAST_TERM = 1 << 42  # terms are milliseconds
 _LONGEST_LEASE_MS = 3_600_000
+_PROBED_AT_ONCE = 128  # entries of a list that may end at any
 _REMOVED_AT_ONCE = 250  # 5-8 us each, with the kills
 
 
@@ -159,6 +160,23 @@ class Directory:
             found = [None if obj is None or not _readable(obj) else obj for obj in found]
         self.catalog.probes.touch(list(filter(None, found)), now)
         return bytes(map(bool, found))
+
+    def prefix(self, heads: list[str], tails: list[str], now: float, *, lease: bool = True) -> int:
+        """How many of the first `tails` are readable with every head; those get a probe lease, if `lease` says so."""
+        length, objects = 0, list[Object]()
+        for at in range(0, len(tails), _PROBED_AT_ONCE):
+            some = tails[at : at + _PROBED_AT_ONCE]
+            found = self.catalog.objects.find_many([head + tail for tail in some for head in heads])
+            if self.catalog.purging:
+                found = [None if obj is None or not _readable(obj) else obj for obj in found]
+            whole = found.index(None) // len(heads) if None in found else len(some)
+            objects += filter(None, found[: whole * len(heads)])
+            length += whole
+            if whole < len(some):
+                break
+        if lease:
+            self.catalog.probes.touch(objects, now)
+        return length
 
     def answers_as(self, version: int, until: float) -> bool:
         """Whether `exist` would answer, and lease, just as when it was asked last; see `mark`."""

@@ -45,7 +45,9 @@ def handles(message: type[Message]) -> Callable[[Handler], Handler]:
     return register
 
 
-_PATIENT = frozenset(KINDS[kind] for kind in (m.Exist, m.GetStart, m.Query, m.Remove, m.RemoveAll, m.RemoveRegex))
+_PATIENT = frozenset(
+    KINDS[kind] for kind in (m.Exist, m.Prefix, m.GetStart, m.Query, m.Remove, m.RemoveAll, m.RemoveRegex)
+)
 
 
 def must_wait_for(session: Session, kind: int, request: Message) -> list[Put]:
@@ -90,8 +92,12 @@ def _name(session: Session) -> str:
 
 
 def _check_keys(keys: list[str]) -> None:
-    if len(keys) > MOST_KEYS:
-        raise StoreError(ErrorCode.INVALID_PARAMS, f"{len(keys)} keys in one request; at most {MOST_KEYS}")
+    _check_count(len(keys))
+
+
+def _check_count(count: int) -> None:
+    if count > MOST_KEYS:
+        raise StoreError(ErrorCode.INVALID_PARAMS, f"{count} keys in one request; at most {MOST_KEYS}")
 
 
 # ---------------------------------------------------------------- reading
@@ -121,6 +127,42 @@ async def _exist_many(session: Session, keys: list[str]) -> Message:
         found[some] = directory.exist(keys[some], directory.clock())
         await asyncio.sleep(0)
     return m.ExistReply(bytes(found))
+
+
+@handles(m.Prefix)
+def _prefix(session: Session, request: m.Prefix) -> Reply:
+    service, heads = session.service, request.heads
+    if not heads:
+        raise StoreError(ErrorCode.INVALID_PARAMS, "no heads of keys; at least one is needed")
+    count = len(heads) * sum(map(len, request.tails))
+    service.counters.request("exist_key", count, 0)
+    if count > _EXIST_AT_ONCE:
+        _check_count(count)
+        return _prefix_many(session, request)
+    directory = service.directory
+    now = directory.clock()
+    return m.PrefixReply([directory.prefix(heads, tails, now) for tails in request.tails])
+
+
+async def _prefix_many(session: Session, request: m.Prefix) -> Message:
+    """In slices: first how far the lists reach, then the leases, from the end."""
+    directory, heads = session.service.directory, request.heads
+    step = max(1, _EXIST_AT_ONCE // len(heads))
+    lengths = []
+    for tails in request.tails:
+        length = 0
+        for at in range(0, len(tails), step):
+            some = tails[at : at + step]
+            reached = directory.prefix(heads, some, directory.clock(), lease=False)
+            length += reached
+            await asyncio.sleep(0)
+            if reached < len(some):
+                break
+        for part in _from_the_end(length, step):
+            directory.prefix(heads, tails[part], directory.clock())
+            await asyncio.sleep(0)
+        lengths.append(length)
+    return m.PrefixReply(lengths)
 
 
 @handles(m.GetStart)

@@ -5,7 +5,7 @@ Sizes and offsets are bytes; times are milliseconds unless a name says otherwise
 by a random 63-bit integer that its server chose, valid under every master.  A *place* is a flat list
 [segment, offset, length, segment, offset, length, ...] that says where the bytes of one replica lie, in order.
 
-    client → master      Hello, Exist, GetStart, LeaseReturn, Query, PutStart, PutEnd, Remove, RemoveRegex,
+    client → master      Hello, Exist, Prefix, GetStart, LeaseReturn, Query, PutStart, PutEnd, Remove, RemoveRegex,
                          RemoveAll, SegmentQuery, Ping
     segment → master     Hello, Mount, Announce, Heartbeat, Unmount, Killed
     master → segment     Kill
@@ -85,6 +85,20 @@ class ExistReply(Message):
     """One byte a key: 1 there (and now under a probe lease), 0 not."""
 
     found: bytes
+
+
+class Prefix(Message):
+    """How far does each of several lists of keys reach without a gap?  Every key is a head and a tail: entry i of
+    list q is there if `head + tails[q][i]` is for all `heads` (an engine's ranks, which hold a part of each block)."""
+
+    heads: list[str]
+    tails: list[list[str]]
+
+
+class PrefixReply(Message):
+    """For each list how many of its first entries are there; those are now under a probe lease."""
+
+    lengths: list[int]
 
 
 class GetStart(Message):
@@ -468,12 +482,13 @@ KINDS: dict[type[Message], int] = {
             SegmentQuery, SegmentList, Mount, Mounted, Announce, Heartbeat, Unmount, Kill, Killed,
             Attach, Attached, Read, Write, Serve, Serving, Stop,
             EngineOpen, EngineOpened, EngineRead, EngineWrite, EngineNotify, EngineExports, EngineExported,
+            Prefix, PrefixReply,
         ),
         start=1,
     )
 }  # fmt: skip
 REPLY_OF: dict[type[Message], type[Message]] = {
-    Hello: Welcome, Ping: Codes, Exist: ExistReply, GetStart: GetReply, Query: GetReply,
+    Hello: Welcome, Ping: Codes, Exist: ExistReply, Prefix: PrefixReply, GetStart: GetReply, Query: GetReply,
     PutStart: PutStarted, PutEnd: Codes, Remove: Codes, RemoveRegex: Count, RemoveAll: Count,
     SegmentQuery: SegmentList, Mount: Mounted, Announce: Codes, Heartbeat: Codes, Unmount: Codes,
     Attach: Attached, Read: Codes, Write: Codes, Serve: Serving, Stop: Codes,

@@ -6,7 +6,10 @@ Importing this imports nothing; a class is loaded when vLLM asks for it by name,
 import importlib
 from typing import Any
 
-_MODULES = {"MooncakeConnector": "mooncake.vllm.p2p"}
+_MODULES = {
+    "MooncakeConnector": "mooncake.vllm.p2p",
+    "MooncakeStoreConnector": "mooncake.vllm.connector",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -19,4 +22,4 @@ def __getattr__(name: str) -> Any:
         if (error.name or "").partition(".")[0] not in ("vllm", "torch"):
             raise
         lacks = f"this environment lacks the module {error.name}"
-        raise ImportError(f"mooncake.vllm.{name} runs inside of vLLM 0.32, but {lacks}: install that vLLM.") from None
+        raise ImportError(f"mooncake.vllm.{name} runs inside of vLLM, but {lacks}: install that vLLM.") from None

@@ -1,0 +1,36 @@
+"""Asking the directory how far lists of keys reach, without being a member of the pool: for schedulers of engines.
+
+Owns a connection or two to the master, and nothing else: no segment, no registered memory, no numpy.
+"""
+
+import secrets
+
+from mooncake.rpc.client import Client
+from mooncake.rpc.messages import PROTOCOL, Count, Hello, Prefix, PrefixReply, RemoveRegex
+from mooncake.transfer.host import host_id
+from mooncake.version import __version__
+
+
+class PrefixClient:
+    """Thread-safe.  Connects with the first call; each call ends within `limit` seconds a round trip."""
+
+    def __init__(self, master: str, limit: float) -> None:
+        client = f"{secrets.randbits(64)}-{secrets.randbits(64)}"
+        self._rpc = Client(master, Hello(PROTOCOL, __version__, "client", client, host_id()), limit)
+
+    @property
+    def down(self) -> bool:
+        """Whether the master was found down and has not answered since: calls fail at once."""
+        return self._rpc.down
+
+    def lengths(self, heads: list[str], tails: list[list[str]]) -> list[int]:
+        """For each list of `tails`, how many of its first entries are in the pool with every head; they are under a
+        probe lease now.  Raises StoreError."""
+        return self._rpc.call(Prefix(heads, tails), PrefixReply).lengths
+
+    def remove(self, pattern: str) -> int:
+        """Remove every key in which `pattern` is found, leased or not; how many.  Raises StoreError."""
+        return self._rpc.call(RemoveRegex(pattern, True), Count).count
+
+    def close(self) -> None:
+        self._rpc.close()

@@ -1,0 +1,86 @@
+"""Where the bytes of a block lie in an engine's KV cache, as vectors of pieces.
+
+The value of a block in the pool is its bytes of every layer, layers in the order of their numbers, each in the order
+in which it lies in memory.  `text` describes that order: values of equal `text` may be exchanged.
+"""
+
+import itertools
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from mooncake.errors import ConfigError
+
+
+class Layout:
+    """Pieces of blocks: piece p of block b is `sizes[p]` bytes at base[p] + b * stride[p]."""
+
+    def __init__(self, caches: Mapping[str, Any], num_blocks: int) -> None:
+        """`caches`: layer → tensor with one dimension of `num_blocks`, or a multiple of it (kernel blocks).  Raises
+        ConfigError."""
+        pieces: list[tuple[int, int, int]] = []
+        parts: list[str] = []
+        seen: set[int] = set()
+        self.regions: dict[int, int] = {}  # address → bytes of the memory that the layers lie in
+        for name in sorted(caches, key=_by_number):
+            cache = caches[name]
+            if isinstance(cache, list | tuple):
+                raise ConfigError(f"layer {name} keeps its state in several tensors (Mamba), which is not supported")
+            if cache.data_ptr() in seen:  # layers that share a cache
+                continue
+            seen.add(cache.data_ptr())
+            storage = cache.untyped_storage()
+            self.regions[storage.data_ptr()] = storage.nbytes()
+            order, offsets, size, stride = _block(name, cache, num_blocks)
+            parts.append(f"{name} {cache.dtype} {order}")
+            for offset in offsets:
+                address = cache.data_ptr() + offset
+                if pieces and pieces[-1][0] + pieces[-1][2] == address and pieces[-1][1] == stride:
+                    pieces[-1] = (pieces[-1][0], stride, pieces[-1][2] + size)  # a block of all layers is one run
+                else:
+                    pieces.append((address, stride, size))
+        if not pieces:
+            raise ConfigError("the model has no KV cache; a connector is of no use to it")
+        self._bases = np.array([base for base, _, _ in pieces], np.int64)
+        self._strides = np.array([stride for _, stride, _ in pieces], np.int64)
+        self.sizes = [size for _, _, size in pieces]
+        self.block_bytes = sum(self.sizes)
+        self.text = "; ".join(parts)
+
+    def addresses(self, blocks: list[int]) -> list[list[int]]:
+        """For each block the addresses of its pieces."""
+        found: list[list[int]] = (np.array(blocks, np.int64)[:, None] * self._strides + self._bases).tolist()
+        return found
+
+
+def _by_number(name: str) -> list[tuple[int, int, str]]:
+    """layers.2 before layers.10."""
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name)]
+
+
+def _block(name: str, cache: Any, num_blocks: int) -> tuple[str, list[int], int, int]:
+    """(order of its dimensions, offsets of its contiguous runs, bytes of one run, bytes from block to block)."""
+    shape, strides, unit = list(cache.shape), list(cache.stride()), cache.element_size()
+    axis = next((i for i in range(min(2, len(shape))) if shape[i] and shape[i] % num_blocks == 0), None)
+    if axis is None:
+        raise ConfigError(
+            f"layer {name} has a KV cache of shape {tuple(shape)}, in which {num_blocks} blocks are not found"
+        )
+    kernel_blocks = shape[axis] // num_blocks
+    inner = [(strides[i], shape[i], f"d{i}") for i in range(len(shape)) if i != axis and shape[i] > 1]
+    if kernel_blocks > 1:
+        inner.append((strides[axis], kernel_blocks, "kernel"))
+    inner.sort(reverse=True)
+    run = 1
+    while inner and inner[-1][0] == run:
+        run *= inner.pop()[1]
+    outer = [[i * stride * unit for i in range(size)] for stride, size, _ in inner]
+    offsets = [sum(each) for each in itertools.product(*outer)]
+    described = sorted(
+        [(strides[i], f"d{i}={shape[i]}") for i in range(len(shape)) if i != axis]
+        + [(strides[axis], f"kernel={kernel_blocks}")],
+        reverse=True,
+    )
+    return " ".join(text for _, text in described), offsets, run * unit, strides[axis] * kernel_blocks * unit

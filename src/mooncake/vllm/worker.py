@@ -1,0 +1,128 @@
+"""The workers' half: moves what the plans say, behind the forward passes, and reports.
+
+Owns the membership in the pool and two threads.  A load's end is always reported, whatever happened to it; what it did
+not bring is reported with it.
+"""
+
+import logging
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from mooncake.mooncake_config import MooncakeConfig
+from mooncake.vllm import identity
+from mooncake.vllm.blocks import Blocks
+from mooncake.vllm.device import Fence
+from mooncake.vllm.layout import Layout
+from mooncake.vllm.membership import Membership
+from mooncake.vllm.movers import Job, Loader, Pool, Saver
+from mooncake.vllm.plan import Report, Saved, StepPlan
+from mooncake.vllm.settings import Settings
+from mooncake.vllm.stats import Tally
+
+logger = logging.getLogger("vllm.mooncake")
+
+
+class WorkerHalf:
+    def __init__(self, config: MooncakeConfig, settings: Settings, vllm_config: Any, kv_cache_config: Any) -> None:
+        self._config = config
+        self._settings = settings
+        self._vllm_config = vllm_config
+        self._kv_cache_config = kv_cache_config
+        tensor, pipeline = identity.ranks(vllm_config)
+        self._rank = pipeline * vllm_config.parallel_config.tensor_parallel_size + tensor
+        self._saves = not (identity.replicated(vllm_config) and tensor)  # else another rank saves the same bytes
+        self.tally = Tally()
+        self._lock = threading.Lock()
+        self._report = Report()
+        self._received: set[str] = set()
+        self._membership: Membership | None = None
+        self._device: Any = None
+
+    def register(self, caches: Mapping[str, Any]) -> None:
+        """The KV cache, by layer.  Raises ConfigError."""
+        layout = Layout(caches, self._kv_cache_config.num_blocks)
+        first = next(iter(caches.values()))
+        self._device = first.device
+        head = identity.key_head(
+            self._vllm_config,
+            self._kv_cache_config,
+            self._settings,
+            layout.text,
+            identity.attention_backends(self._vllm_config),
+        )
+        logger.info("Blocks of %d bytes in %d pieces are stored as %s...", layout.block_bytes, len(layout.sizes), head)
+        self._membership = Membership(self._config, layout.regions)
+        pool = Pool(self._membership, layout, head, self.tally)
+        self._loader = Loader("mooncake-load", pool)
+        self._saver = Saver("mooncake-save", pool)
+        self._report.heads[self._rank] = head
+
+    # -- each step
+
+    def start_loads(self, plan: StepPlan) -> None:
+        if not plan.loads:
+            return
+        fence = Fence(self._device)
+        for request_id, blocks in plan.loads.items():
+            self._loader.add(Job([blocks], fence, self._load_ended(request_id)))
+
+    def start_saves(self, plan: StepPlan) -> None:
+        """The step's forward pass is over, or queued."""
+        if not plan.saves:
+            return
+        if not self._saves:
+            with self._lock:
+                self._report.saved[plan.job] = Saved()
+            return
+        self._saver.add(Job(plan.saves, Fence(self._device), self._save_ended(plan.job, plan.saves)))
+
+    def take_received(self) -> set[str]:
+        """Requests whose loads have ended since the last call; what they did not bring is in the next `take_report`."""
+        with self._lock:
+            received, self._received = self._received, set()
+        return received
+
+    def take_report(self) -> Report | None:
+        with self._lock:
+            report, self._report = self._report, Report()
+        return report if report else None
+
+    def close(self) -> None:
+        if self._membership is None:
+            return
+        ended = [mover.close() for mover in (self._loader, self._saver)]
+        if all(ended):
+            self._membership.close()
+        else:
+            logger.warning("A copy is still going on; the pool is left without saying so")
+
+    # -- in the movers' threads
+
+    def _load_ended(self, request_id: str) -> Any:
+        def ended(codes: list[int]) -> None:
+            missing = next((i for i, code in enumerate(codes) if code), None)
+            with self._lock:
+                if missing is not None:
+                    self._report.failed[request_id] = missing
+                self._received.add(request_id)
+            if missing is not None:
+                logger.info(
+                    "Request %s: %d of %d blocks were not loaded (%d); they are computed",
+                    request_id,
+                    len(codes) - missing,
+                    len(codes),
+                    codes[missing],
+                )
+
+        return ended
+
+    def _save_ended(self, job: int, saves: list[Blocks]) -> Any:
+        def ended(codes: list[int]) -> None:
+            failed = {i for i, code in enumerate(codes) if code}
+            with self._lock:
+                self._report.saved[job] = Saved(1, failed)
+            if failed:
+                logger.debug("%d of %d blocks were not saved (%s)", len(failed), len(codes), {codes[i] for i in failed})
+
+        return ended

@@ -1,0 +1,173 @@
+"""An engine without a model: vLLM's real scheduler and KV cache manager, both halves of the connector, CPU tensors.
+
+Runs in the vLLM environment.  In place of a forward pass every position of the KV cache is written with a number
+that depends on all tokens up to it, and the numbers of all positions before are read and checked: no wrong, half-filled
+or overwritten block goes unseen.  The next token depends on the number, so answers are checked as well.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.config import KVTransferConfig, set_current_vllm_config
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+from vllm.engine.arg_utils import EngineArgs
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash, resolve_kv_cache_block_sizes
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+
+BLOCK = 32
+HEADS, WIDTH, LAYERS = 2, 8, 3
+BLOCK_BYTES = LAYERS * HEADS * BLOCK * WIDTH * 4
+PRIME = 2**31 - 1
+
+
+def numbers(tokens: list[int]) -> np.ndarray:
+    """What is written for each position."""
+    value, values = 1, []
+    for token in tokens:
+        value = (value * 31 + token + 7) % PRIME
+        values.append(value)
+    return np.array(values, np.int64)
+
+
+def answer(prompt: list[int], count: int) -> list[int]:
+    """The tokens that follow a prompt."""
+    value, tokens = int(numbers(prompt)[-1]), []
+    for _ in range(count):
+        token = value % 1000 + 5
+        tokens.append(token)
+        value = (value * 31 + token + 7) % PRIME
+    return tokens
+
+
+class Engine:
+    def __init__(self, model: str, num_blocks: int, role: str = "kv_both", **extra: Any) -> None:
+        transfer = KVTransferConfig(
+            kv_connector="MooncakeStoreConnector",
+            kv_connector_module_path="mooncake.vllm",
+            kv_role=role,
+            kv_connector_extra_config=extra,
+        )
+        config = EngineArgs(
+            model=model, dtype="float32", enforce_eager=True, max_model_len=1024, block_size=BLOCK, max_num_seqs=8,
+            max_num_batched_tokens=128, kv_transfer_config=transfer, async_scheduling=False,
+        ).create_engine_config()  # fmt: skip
+        config.cache_config.num_gpu_blocks = num_blocks
+        spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=HEADS, head_size=WIDTH // 2, dtype=torch.float32)
+        names = [f"layers.{i}" for i in range(LAYERS)]
+        cache = KVCacheConfig(num_blocks, [], [KVCacheGroupSpec(names, spec)])
+        hash_fn = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
+        init_none_hash(hash_fn)
+        block_size, hash_size = resolve_kv_cache_block_sizes(cache, config)
+        self._hasher = get_request_block_hasher(hash_size, hash_fn)
+        self.memory = torch.zeros((LAYERS, num_blocks, HEADS, BLOCK, WIDTH), dtype=torch.int32)
+        self.worker = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, cache)
+        with set_current_vllm_config(config):
+            self.worker.register_kv_caches({name: self.memory[i] for i, name in enumerate(names)})
+        self.scheduler = Scheduler(
+            config, cache, StructuredOutputManager(config), block_size, hash_block_size=hash_size, log_stats=True
+        )
+        self.requests: dict[str, tuple[list[int], int]] = {}  # id → (prompt, tokens to answer)
+        self.answers: dict[str, list[int]] = {}  # finished ones
+        self.external = 0  # tokens loaded, as vLLM counts them
+        self.preemptions = 0
+        self._finished: set[str] = set()
+
+    # -- requests
+
+    def add(self, name: str, prompt: list[int], count: int) -> None:
+        sampling = SamplingParams(max_tokens=count, ignore_eos=True, temperature=0)
+        self.scheduler.add_request(Request(name, prompt, sampling, None, block_hasher=self._hasher))
+        self.requests[name] = prompt, count
+
+    def abort(self, name: str) -> None:
+        from vllm.v1.request import RequestStatus
+
+        self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+        self.requests.pop(name, None)
+
+    @property
+    def busy(self) -> bool:
+        return self.scheduler.has_requests()
+
+    # -- a step
+
+    def step(self, loads_first: bool = False) -> None:
+        output = self.scheduler.schedule()
+        self.preemptions += len(output.preempted_req_ids or ())
+        worker, connector_output = self.worker, KVConnectorOutput()
+        worker.handle_preemptions(output.kv_connector_metadata)
+        worker.bind_connector_metadata(output.kv_connector_metadata)
+        if loads_first:
+            worker.start_load_kv(None)
+        sampled = {name: self._forward(name, count) for name, count in output.num_scheduled_tokens.items()}
+        if not loads_first:
+            worker.start_load_kv(None)
+        worker.wait_for_save()
+        _, connector_output.finished_recving = worker.get_finished(output.finished_req_ids)
+        connector_output.invalid_block_ids = worker.get_block_ids_with_load_errors()
+        connector_output.kv_connector_stats = worker.get_kv_connector_stats()
+        connector_output.kv_connector_worker_meta = worker.build_connector_worker_meta()
+        worker.clear_connector_metadata()
+        names = list(sampled)
+        outputs = self.scheduler.update_from_output(
+            output,
+            ModelRunnerOutput(
+                names,
+                {name: i for i, name in enumerate(names)},
+                [sampled[name] for name in names],
+                kv_connector_output=connector_output,
+            ),
+        )
+        for each in outputs.values():
+            if each.scheduler_stats is not None and each.scheduler_stats.connector_prefix_cache_stats is not None:
+                self.external += each.scheduler_stats.connector_prefix_cache_stats.hits
+            for one in each.outputs:
+                self._take(one)
+
+    def _forward(self, name: str, count: int) -> list[int]:
+        """Write the positions that are scheduled, check those before; the next token if all are there now."""
+        request = self.scheduler.requests[name]
+        done = request.num_computed_tokens - count  # vLLM has counted this step's already
+        tokens = list(request.all_token_ids[: done + count])
+        table = self.scheduler.kv_cache_manager.get_block_ids(name)[0]
+        expected = torch.from_numpy(numbers(tokens).astype(np.int32))
+        positions = np.arange(done + count)
+        blocks, slots = torch.tensor([table[p // BLOCK] for p in positions]), torch.from_numpy(positions % BLOCK)
+        read = self.memory[:, blocks[:done], :, slots[:done], :]
+        wrong = (read != expected[:done].view(-1, 1, 1, 1)).flatten(1).any(1).nonzero().flatten().tolist()
+        assert not wrong, f"{name}: {len(wrong)} of {done} positions hold other tokens' KV, from {wrong[0]}"
+        self.memory[:, blocks[done:], :, slots[done:], :] = expected[done:].view(-1, 1, 1, 1)
+        return [int(expected[-1]) % 1000 + 5] if done + count >= request.num_tokens else []
+
+    def _take(self, output: Any) -> None:
+        self.answers.setdefault(output.request_id, []).extend(output.new_token_ids)
+        if output.finish_reason is not None:
+            prompt, count = self.requests.pop(output.request_id, (None, 0))
+            if prompt is not None:
+                assert str(output.finish_reason) == "length", f"{output.request_id} ended with {output.finish_reason}"
+                got, wanted = self.answers.pop(output.request_id), answer(prompt, count)
+                assert got == wanted, f"{output.request_id}: answered {got}, not {wanted}"
+
+    # -- what must hold
+
+    def check_idle(self) -> None:
+        """Nothing is left of requests that are over."""
+        half = self.scheduler.connector._scheduler
+        assert not half._requests, half._requests
+        assert not half._loading
+        assert not half._pins
+        pool = self.scheduler.kv_cache_manager.block_pool
+        assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1  # one is vLLM's null block
+        assert not self.scheduler.requests
+
+    def close(self) -> None:
+        self.scheduler.shutdown()
+        self.worker.shutdown()
