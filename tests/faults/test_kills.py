@@ -147,11 +147,11 @@ def test_stopped_writer_cannot_hurt_the_next_owner(make_master, make_store, make
     writer = make_worker(buffer=64 * MIB, at=master)
     writer("""
 import ctypes, mmap, threading, os, signal
-from mooncake.transfer import shm
+from mooncake.transfer import room as ways
 def stop_before_copy(*args):
     os.kill(os.getpid(), signal.SIGSTOP)
     return original(*args)
-original, shm.gather = shm.gather, stop_before_copy
+original, ways.gather = ways.gather, stop_before_copy
 value = b'L' * (40 << 20)
 """)
     writer.send("result = store.put('late', value)")
@@ -186,11 +186,11 @@ def test_stopped_reader_is_told_that_its_lease_ran_out(make_master, make_store, 
     owner.put("k", b"K" * (8 * MIB))
     reader("""
 import os, signal
-from mooncake.transfer import shm
+from mooncake.transfer import room as ways
 def stop_before_copy(*args):
     os.kill(os.getpid(), signal.SIGSTOP)
     return original(*args)
-original, shm.scatter = shm.scatter, stop_before_copy
+original, ways.scatter = ways.scatter, stop_before_copy
 import numpy as np
 room = np.zeros(8 << 20, np.uint8)
 store.register_buffer(room.ctypes.data, room.nbytes)
