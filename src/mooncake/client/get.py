@@ -11,7 +11,7 @@ from mooncake.client.attachments import Attachments
 from mooncake.client.leases import LeaseReturns
 from mooncake.client.put import PiecesOf, Trust
 from mooncake.errors import ErrorCode, StoreError, TransferError
-from mooncake.rpc.client import Client, Meanwhile
+from mooncake.rpc.client import Client
 from mooncake.rpc.messages import Found, GetReply, GetStart
 from mooncake.transfer.pieces import Pieces, pieces_of
 from mooncake.transfer.steps import finish
@@ -38,11 +38,20 @@ class GetPipeline:
         self._returns = returns
         self._attachments = attachments
 
-    def locate(self, keys: list[str], meanwhile: Meanwhile | None = None) -> Located:
-        """`meanwhile` as in Client.call.  Raises StoreError."""
+    def locate(self, keys: list[str]) -> Located:
+        """Raises StoreError."""
+        return self.begin_locate(keys)()
+
+    def begin_locate(self, keys: list[str]) -> Callable[[], Located]:
+        """Ask; what is returned waits for the answer.  Both raise StoreError."""
         sent = now()
-        reply = self._rpc.call(GetStart(keys), GetReply, meanwhile)
-        return Located(reply.found, reply.lease, sent + reply.lease_ms / 1e3 * (1 - LEASE_MARGIN))
+        asked = self._rpc.begin(GetStart(keys), GetReply)
+
+        def located() -> Located:
+            reply = asked()
+            return Located(reply.found, reply.lease, sent + reply.lease_ms / 1e3 * (1 - LEASE_MARGIN))
+
+        return located
 
     def finish(self, located: Located) -> None:
         """Hand the lease back: everything is copied, or nothing will be."""

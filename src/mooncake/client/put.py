@@ -8,7 +8,7 @@ import numpy as np
 
 from mooncake.client.attachments import Attachments
 from mooncake.errors import ErrorCode, StoreError, TransferError, UnsoundError
-from mooncake.rpc.client import Client, Meanwhile
+from mooncake.rpc.client import Client
 from mooncake.rpc.messages import Body, Codes, Grant, Part, PutEnd, PutOptions, PutStart, PutStarted, WriteRecord
 from mooncake.transfer.pieces import Pieces, pieces_of
 from mooncake.transfer.steps import finish
@@ -55,14 +55,18 @@ class PutPipeline:
         pieces_of: PiecesOf,
         options: PutOptions | None,
         trust: Trust,
-        meanwhile: Meanwhile | None = None,
+        prepare: Callable[[], None] = lambda: None,
         eager: bool = False,
     ) -> Generator[None, None, list[int]]:
-        """Store a batch; a code a key (0 or negative).  Sizes are bytes, > 0.  `meanwhile` as in Client.call.  `eager`:
-        it ends within milliseconds, and the reply to PutEnd need not be waited for (as with small single values)."""
+        """Store a batch; a code a key (0 or negative).  Sizes are bytes, > 0.  What `pieces_of` needs is prepared while
+        the master looks for room.  `eager`: it ends within milliseconds, and the reply to PutEnd need not be waited for
+        (as with small single values)."""
         started_at = time.monotonic()
         try:
-            started = self._rpc.call(PutStart(keys, sizes, options, eager), PutStarted, meanwhile)
+            asked = self._rpc.begin(PutStart(keys, sizes, options, eager), PutStarted)
+            yield
+            prepare()
+            started = asked()
         except StoreError as error:
             return [int(error.code)] * len(keys)
         codes = [grant if isinstance(grant, int) else 0 for grant in started.grants]

@@ -13,7 +13,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -94,9 +94,6 @@ def send_soon(sock: socket.socket, data: bytes) -> None:
     sock.sendall(data)  # there is no room at once, or an error, which this raises
 
 
-Meanwhile = Callable[[], object]
-
-
 class Connection:
     """One connection and its buffer; used by one thread at a time.
 
@@ -113,12 +110,13 @@ class Connection:
         self._reader = frame.FrameReader()
         self._next_id = 1
 
-    def call(self, message: Message, prefix: bytes = b"", meanwhile: Meanwhile | None = None) -> Message:
-        """Send `prefix` and `message`, do `meanwhile`, wait for the reply.  Raises OSError (BlockingIOError: limit
-        reached), StoreError if the server refused."""
-        request_id = self._send(message, prefix)
-        if meanwhile is not None:
-            meanwhile()
+    def call(self, message: Message, prefix: bytes = b"") -> Message:
+        """Send `prefix` and `message`, wait for the reply.  Raises as `reply_to`."""
+        return self.reply_to(message, self.send(message, prefix))
+
+    def reply_to(self, message: Message, request_id: int) -> Message:
+        """Wait for the reply to what was sent.  Raises OSError (BlockingIOError: limit reached), StoreError if the
+        server refused."""
         while True:
             answer = self._receive_until(request_id)
             if answer is not None:
@@ -130,14 +128,15 @@ class Connection:
 
     def post(self, message: Message) -> None:
         """Send a request without waiting for its reply.  Raises OSError."""
-        self.posted[self._send(message, b"")] = message
+        self.posted[self.send(message, b"")] = message
 
     def settle(self) -> None:
         """Wait for the replies of everything posted.  Raises OSError."""
         while self.posted:
             self._receive_until(-1)
 
-    def _send(self, message: Message, prefix: bytes) -> int:
+    def send(self, message: Message, prefix: bytes) -> int:
+        """The request's id.  Raises OSError."""
         request_id = self._next_id
         self._next_id = request_id + 1 & 0xFFFFFFFF
         send_soon(self.sock, prefix + frame.pack(KINDS[type(message)], frame.REQUEST, request_id, encode(message)))
@@ -203,23 +202,43 @@ class Client:
     def down(self) -> bool:
         return self._down.is_set()
 
-    def call(self, message: Message, reply: type[Reply], meanwhile: Meanwhile | None = None) -> Reply:
-        """The reply, of type `reply`.  Raises Unavailable, TimedOut or StoreError; each within the limit.  What is to
-        be done in any case can be done `meanwhile`, while the master works; it may not fail, and be done twice.
+    def call(self, message: Message, reply: type[Reply]) -> Reply:
+        """The reply, of type `reply`.  Raises Unavailable, TimedOut or StoreError; each within the limit.
 
         A pooled connection may be dead because the master was restarted: then the call goes once more on a new one.
         A PutStart only if it is indeed another master: the old one may have granted it already.
         """
+        return cast(Reply, self._call(message, None))
+
+    def begin(self, message: Message, reply: type[Reply]) -> Callable[[], Reply]:
+        """Send a request; what is returned waits for its reply, as `call`.  Raises as `call`."""
         if self._down.is_set():
+            raise Unavailable(f"the master at {self.address} cannot be reached")
+        connection, generation = self._borrow(False)
+        try:
+            sent = connection, generation, connection.send(message, self.on_one_way())
+        except OSError:
+            self._discard(connection)
+            self._drop_idle()
+            return lambda: self._call(message, None)
+        return lambda: self._call(message, sent)
+
+    def _call(self, message: Message, sent: tuple[Connection, int, int] | None) -> Any:
+        """`sent`: the first try has been begun: connection, its generation, the request's id."""
+        if sent is None and self._down.is_set():
             raise Unavailable(f"the master at {self.address} cannot be reached")
         former = 0
         for fresh in (False, True):
-            connection, generation = self._borrow(fresh)
+            begun = sent if not fresh else None
+            connection, generation = self._borrow(fresh) if begun is None else begun[:2]
             if former and isinstance(message, PutStart) and connection.term == former:
                 self._give_back(connection, generation)
                 raise Unavailable(f"the connection to the master at {self.address} broke in the middle of a put")
             try:
-                answer = connection.call(message, self.on_one_way(), meanwhile)
+                if begun is None:
+                    answer = connection.call(message, self.on_one_way())
+                else:
+                    answer = connection.reply_to(message, begun[2])
             except BlockingIOError:
                 self._discard(connection)
                 self._mark_down()
@@ -239,7 +258,7 @@ class Client:
                     self._discard(connection)
                 raise
             self._give_back(connection, generation)
-            return cast(Reply, answer)
+            return answer
         raise AssertionError("unreachable")
 
     def post(self, message: Message) -> None:

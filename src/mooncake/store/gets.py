@@ -173,7 +173,11 @@ class Gets(Member):
         if not keys:
             return []
         try:
-            located = client.gets.locate(list(keys), vectors.make if vectors is not None else None)
+            asked = client.gets.begin_locate(list(keys))
+            yield
+            if vectors is not None:
+                vectors.make()
+            located = asked()
         except StoreError as error:
             return [int(error.code)] * len(keys)
         results = [found if isinstance(found, int) else fits(i, found.size) for i, found in enumerate(located.found)]

@@ -1,6 +1,6 @@
 """The put family: values from buffers and addresses into the pool."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,6 @@ from mooncake.transfer.steps import finish, overlap
 if TYPE_CHECKING:
     from mooncake.client.client import StoreClient
     from mooncake.client.put import PiecesOf
-    from mooncake.rpc.client import Meanwhile
     from mooncake.rpc.messages import PutOptions
 
 EXISTS = int(ErrorCode.OBJECT_ALREADY_EXISTS)
@@ -217,9 +216,9 @@ class Puts(Member):
         vectors: "PiecesOf",
         options: "PutOptions | None",
         checked: bool,
-        meanwhile: "Meanwhile | None" = None,
+        prepare: Callable[[], None] = lambda: None,
         eager: bool = False,
     ) -> Generator[None, None, list[int]]:
         trust = trust_of(client, checked, write=False)
-        codes = yield from client.puts.put_steps(keys, totals, vectors, options, trust, meanwhile, eager)
+        codes = yield from client.puts.put_steps(keys, totals, vectors, options, trust, prepare, eager)
         return [0 if code == EXISTS else code for code in codes]

@@ -18,19 +18,18 @@ PART = 64 << 20  # bytes: a millisecond's work for a GPU
 
 def parts_of(client: "StoreClient", totals: list[int], addresses: Lists) -> list[slice]:
     """How a batch is cut so that GPUs copy one part while the master is asked about the next; most are not.  The first
-    and the last parts are small: nothing goes on while those are begun or ended."""
+    one is small: nothing goes on while that is begun."""
     whole = [slice(0, len(totals))]
     if not driver.is_loaded() or sum(totals) < PART // 2 or not addresses[0]:
         return whole
     if client.registered.covers_one(addresses[0][0], 1, write=False):
         return whole
-    parts, first, held, room, left = [], 0, 0, PART // 4, sum(totals)
+    parts, first, held, room = [], 0, 0, PART // 4
     for i, total in enumerate(totals):
         held += total
-        left -= total
         if held >= room:
             parts.append(slice(first, i + 1))
-            first, held, room = i + 1, 0, max(PART // 4, min(2 * room, PART, left // 2))
+            first, held, room = i + 1, 0, min(2 * room, PART)
     if first < len(totals):
         parts.append(slice(first, len(totals)))
     return parts
