@@ -13,7 +13,8 @@ import pytest
 from mooncake.errors import StoreError
 from mooncake.rpc import frame
 from mooncake.rpc import messages as m
-from mooncake.rpc.messages import KINDS, Message, encode
+from mooncake.rpc.message import Message
+from mooncake.rpc.messages import KINDS, encode
 from tests.faults.test_descriptors import descriptors, threads
 from tests.faults.test_kills import used
 from tests.processes import children, gone, wait_until

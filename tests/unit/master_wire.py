@@ -11,6 +11,7 @@ from mooncake.master.config import MasterConfig
 from mooncake.master.counters import Counters
 from mooncake.master.service import MasterService, serve
 from mooncake.rpc import frame
+from mooncake.rpc.message import Message
 from mooncake.rpc.messages import (
     DECODERS,
     KINDS,
@@ -22,7 +23,6 @@ from mooncake.rpc.messages import (
     Hello,
     Kill,
     Killed,
-    Message,
     Mount,
     PutEnd,
     PutOptions,

@@ -1,84 +1,29 @@
-"""What each message asks of the directory: one handler a message kind.
+"""What the messages of clients ask of the directory: one handler a message kind (see `handlers`).
 
-A handler gets the session and the message and returns the reply, nothing (one-way), or a coroutine for
-the reply when the work is too long for one step of the loop or has to wait.  It checks all it was sent before it
-changes anything.  Slices of a batch go from its end to its start: what was touched last leaves last, and a
-batch's first keys shall leave last.
+Slices of a batch go from its end to its start: what was touched last leaves last, and a batch's first keys shall leave
+last.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING
 
 from mooncake.errors import ErrorCode, StoreError
 from mooncake.master.granting import Wish
-from mooncake.master.pool import Segment
-from mooncake.master.puts import Put
+from mooncake.master.handlers import Reply, handles, in_steps
 from mooncake.rpc import messages as m
-from mooncake.rpc.client import parse_address
-from mooncake.rpc.messages import KINDS, Message
+from mooncake.rpc.message import Message
 
 if TYPE_CHECKING:
     from mooncake.master.service import Session
-
-Reply = Message | Coroutine[Any, Any, Message | None] | None
-Handler = Callable[["Session", Any], Reply]
-T = TypeVar("T")
 
 MOST_KEYS = 1_000_000
 _EXIST_AT_ONCE = 2000  # 0.1-0.6 us a key
 _READ_AT_ONCE = 1000  # 0.5-1 us
 _START_AT_ONCE = 256  # 4-8 us
 _END_AT_ONCE = 256  # 2-5 us
-_KILLED_AT_ONCE = 500  # 3-4 us
-
-HANDLERS: dict[int, Handler] = {}
-
-
-def handles(message: type[Message]) -> Callable[[Handler], Handler]:
-    def register(handler: Handler) -> Handler:
-        HANDLERS[KINDS[message]] = handler
-        return handler
-
-    return register
-
-
-_PATIENT = frozenset(
-    KINDS[kind] for kind in (m.Exist, m.Prefix, m.GetStart, m.Query, m.Remove, m.RemoveAll, m.RemoveRegex)
-)
-
-
-def must_wait_for(session: Session, kind: int, request: Message) -> list[Put]:
-    """The eager puts that must end before `request`: their callers may have been told already that they have."""
-    directory = session.service.directory
-    if kind not in _PATIENT or not directory.puts.eager:
-        return []
-    return directory.puts.eager_met(getattr(request, "keys", None), directory.clock())
-
-
-async def when_ended(session: Session, kind: int, request: Message, met: list[Put]) -> Message | None:
-    """The reply once the eager puts that `request` met have ended; those that began since are not waited for (else
-    steady puts would hold it up for ever)."""
-    directory = session.service.directory
-    for put in met:
-        while directory.puts.still_eager(put, directory.clock()):
-            await asyncio.sleep(0.0005)
-    reply = HANDLERS[kind](session, request)
-    return reply if reply is None or isinstance(reply, Message) else await reply
-
-
-async def in_steps(steps: Generator[None, None, T], after: Callable[[], None]) -> T:
-    """Run `steps` with the loop free between them, `after` each; what it returned."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            after()
-            return end.value  # type: ignore[no-any-return]
-        after()
-        await asyncio.sleep(0)
 
 
 def _from_the_end(count: int, step: int) -> Iterator[slice]:
@@ -405,111 +350,3 @@ def _remove_all(session: Session, request: m.RemoveAll) -> Reply:
 
 async def _count(session: Session, steps: Generator[None, None, int]) -> Message:
     return m.Count(await in_steps(steps, session.service.flush))
-
-
-# ---------------------------------------------------------------- segments
-
-
-@handles(m.SegmentQuery)
-def _segment_query(session: Session, request: m.SegmentQuery) -> Reply:
-    return m.SegmentList(session.service.directory.segment_infos(request.segments))
-
-
-@handles(m.Mount)
-def _mount(session: Session, request: m.Mount) -> Reply:
-    service = session.service
-    directory, counters = service.directory, service.counters
-    term = directory.term
-    try:
-        parse_address(request.info.tcp)
-    except ValueError as error:
-        raise StoreError(ErrorCode.INVALID_PARAMS, f"segment {request.info.name[:200]!r}: {error}") from None
-    rpc = "mount_segment" if request.term == 0 else "remount_segment"
-    try:
-        segment, resumed = directory.mount(
-            request.info, request.term, request.lease_ms, session.send_kill, directory.clock()
-        )
-    except StoreError:
-        counters.one(rpc, failed=1)
-        if directory.term != term:
-            service.drop_segment_sessions(but=session)
-        raise
-    counters.one(rpc, failed=0)
-    session.segments[segment.number] = segment
-    return m.Mounted(resumed)
-
-
-@handles(m.Announce)
-def _announce(session: Session, request: m.Announce) -> Reply:
-    return _take_in(session, _mounted(session, request.segment), request)
-
-
-async def _take_in(session: Session, segment: Segment, request: m.Announce) -> Message:
-    service = session.service
-    async with session.in_turn:
-        steps = service.directory.announce(segment, request.records, request.last)
-        await in_steps(_generator(steps), service.flush)
-    if request.last:
-        service.work()
-    return m.Codes([0 if segment.mounted else int(ErrorCode.SEGMENT_NOT_FOUND)])
-
-
-def _generator(steps: Iterator[None]) -> Generator[None, None, None]:
-    yield from steps
-
-
-@handles(m.Heartbeat)
-def _heartbeat(session: Session, request: m.Heartbeat) -> Reply:
-    directory = session.service.directory
-    now = directory.clock()
-    codes = []
-    for number in request.segments:
-        segment = session.segments.get(number)
-        alive = segment is not None and segment.send is session.send_kill and directory.heartbeat(segment, now)
-        codes.append(0 if alive else int(ErrorCode.SEGMENT_NOT_FOUND))
-    return m.Codes(codes)
-
-
-@handles(m.Unmount)
-def _unmount(session: Session, request: m.Unmount) -> Reply:
-    service = session.service
-    codes = []
-    for number in request.segments:
-        segment = session.segments.pop(number, None)
-        if segment is None:
-            codes.append(int(ErrorCode.SEGMENT_NOT_FOUND))
-        else:
-            service.directory.unmount(segment, service.directory.clock())
-            codes.append(0)
-        service.counters.one("unmount_segment", failed=segment is None)
-    service.work()
-    return m.Codes(codes)
-
-
-@handles(m.Killed)
-def _killed(session: Session, request: m.Killed) -> Reply:
-    segment = _mounted(session, request.segment)
-    if len(request.slots) != len(request.seqs):
-        raise StoreError(ErrorCode.INVALID_PARAMS, "slots and seqs differ in length")
-    if len(request.slots) > _KILLED_AT_ONCE:
-        return _killed_many(session, segment, request)
-    session.service.directory.killed(segment, request.slots, request.seqs)
-    if session.service.directory.granting.waiting:
-        session.service.work()
-    return None
-
-
-async def _killed_many(session: Session, segment: Segment, request: m.Killed) -> None:
-    service = session.service
-    for at in range(0, len(request.slots), _KILLED_AT_ONCE):
-        some = slice(at, at + _KILLED_AT_ONCE)
-        service.directory.killed(segment, request.slots[some], request.seqs[some])
-        service.work()
-        await asyncio.sleep(0)
-
-
-def _mounted(session: Session, number: int) -> Segment:
-    segment = session.segments.get(number)
-    if segment is None or not segment.mounted:
-        raise StoreError(ErrorCode.SEGMENT_NOT_FOUND, f"segment {number} is not mounted on this connection")
-    return segment

@@ -1,7 +1,7 @@
 """The master on a port: decodes requests, asks the directory, encodes its answers; runs its clock; sends its kills.
 
 One `Session` a connection, on any asyncio loop (uvloop is twice as fast).  A request that is quick is answered
-where it was read, without a task; a long one goes in slices that leave the loop to others (see `requests`).
+where it was read, without a task; a long one goes in slices that leave the loop to others (see `handlers`).
 """
 
 from __future__ import annotations
@@ -18,26 +18,16 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from mooncake.errors import ErrorCode, StoreError
+from mooncake.master import requests, segment_requests  # noqa: F401 -- they add their handlers
 from mooncake.master.config import MasterConfig
 from mooncake.master.counters import Counters
 from mooncake.master.directory import Directory
+from mooncake.master.handlers import HANDLERS, Reply, in_steps, must_wait_for, when_ended
 from mooncake.master.membership import Client
 from mooncake.master.pool import Segment
-from mooncake.master.requests import HANDLERS, Reply, in_steps, must_wait_for, when_ended
 from mooncake.rpc import frame
-from mooncake.rpc.messages import (
-    DECODERS,
-    KINDS,
-    PROTOCOL,
-    Exist,
-    ExistReply,
-    Failure,
-    Hello,
-    Kill,
-    Message,
-    Welcome,
-    encode,
-)
+from mooncake.rpc.message import Message
+from mooncake.rpc.messages import DECODERS, KINDS, PROTOCOL, Exist, ExistReply, Failure, Hello, Kill, Welcome, encode
 from mooncake.version import __version__
 
 log = logging.getLogger("mooncake.master")

@@ -19,18 +19,8 @@ import msgspec
 
 from mooncake.errors import ErrorCode, StoreError, TimedOut, Unavailable
 from mooncake.rpc import frame
-from mooncake.rpc.messages import (
-    DECODERS,
-    KINDS,
-    PROTOCOL,
-    REPLY_OF,
-    Failure,
-    Hello,
-    Message,
-    PutStart,
-    Welcome,
-    encode,
-)
+from mooncake.rpc.message import Message
+from mooncake.rpc.messages import DECODERS, KINDS, PROTOCOL, REPLY_OF, Failure, Hello, PutStart, Welcome, encode
 from mooncake.version import __version__
 
 Reply = TypeVar("Reply", bound=Message)

@@ -13,6 +13,7 @@ import msgspec
 from mooncake.errors import ErrorCode, StoreError
 from mooncake.rpc import frame
 from mooncake.rpc.client import Connection, connect, parse_address, set_time_limit, unreachable
+from mooncake.rpc.message import Message
 from mooncake.rpc.messages import (
     DECODERS,
     KINDS,
@@ -21,7 +22,6 @@ from mooncake.rpc.messages import (
     Heartbeat,
     Hello,
     Kill,
-    Message,
     Mount,
     Mounted,
     SegmentInfo,

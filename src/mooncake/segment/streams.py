@@ -12,19 +12,8 @@ import time
 
 from mooncake.errors import ErrorCode
 from mooncake.rpc import frame
-from mooncake.rpc.messages import (
-    DECODERS,
-    KINDS,
-    PROTOCOL,
-    Codes,
-    Failure,
-    Hello,
-    Message,
-    Read,
-    Welcome,
-    Write,
-    encode,
-)
+from mooncake.rpc.message import Message
+from mooncake.rpc.messages import DECODERS, KINDS, PROTOCOL, Codes, Failure, Hello, Read, Welcome, Write, encode
 from mooncake.segment.owner import Owner
 from mooncake.segment.writers import Writer
 from mooncake.transfer import table

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from mooncake.errors import TransferError, TransferTimedOut
-from mooncake.rpc.messages import EngineOpened
+from mooncake.rpc.engine_messages import EngineOpened
 from mooncake.transfer.helper import Helper
 from mooncake.transfer.pieces import Pieces, pieces_of
 from mooncake.transfer.region_table import EMPTY, RegionTable, Snapshot, slot_offsets

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from mooncake.errors import TransferError, TransferTimedOut
-from mooncake.rpc.messages import Exported
+from mooncake.rpc.engine_messages import Exported
 from mooncake.transfer.cma import CmaLink
 from mooncake.transfer.cuda import driver
 from mooncake.transfer.cuda.device import NO_GPU, kinds_of, only_kind_of

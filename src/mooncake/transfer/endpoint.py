@@ -21,12 +21,8 @@ import numpy as np
 from mooncake.errors import ErrorCode, TransferError
 from mooncake.rpc import frame
 from mooncake.rpc.client import set_time_limit
-from mooncake.rpc.messages import (
-    DECODERS,
+from mooncake.rpc.engine_messages import (
     EAGER_SIZE,
-    KINDS,
-    PROTOCOL,
-    Codes,
     EngineExported,
     EngineExports,
     EngineNotify,
@@ -34,13 +30,9 @@ from mooncake.rpc.messages import (
     EngineOpened,
     EngineRead,
     EngineWrite,
-    Failure,
-    Hello,
-    Message,
-    Ping,
-    Welcome,
-    encode,
 )
+from mooncake.rpc.message import Message
+from mooncake.rpc.messages import DECODERS, KINDS, PROTOCOL, Codes, Failure, Hello, Ping, Welcome, encode
 from mooncake.transfer.cma import start_of
 from mooncake.transfer.host import pid_namespace
 from mooncake.transfer.pieces import Pieces

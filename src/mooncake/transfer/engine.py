@@ -21,7 +21,8 @@ from typing import TypeVar
 import numpy as np
 
 from mooncake.errors import MetadataError, MooncakeError, StoreError, TransferError, TransferTimedOut
-from mooncake.rpc.messages import PROTOCOL, EngineNotify, Hello
+from mooncake.rpc.engine_messages import EngineNotify
+from mooncake.rpc.messages import PROTOCOL, Hello
 from mooncake.transfer import cma
 from mooncake.transfer.endpoint import Endpoint
 from mooncake.transfer.host import host_id

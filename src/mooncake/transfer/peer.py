@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from mooncake.errors import TransferError
 from mooncake.rpc.client import Connection
-from mooncake.rpc.messages import (
+from mooncake.rpc.engine_messages import (
     EAGER_SIZE,
     EngineExported,
     EngineExports,
@@ -19,8 +19,8 @@ from mooncake.rpc.messages import (
     EngineRead,
     EngineWrite,
     Exported,
-    Hello,
 )
+from mooncake.rpc.messages import Hello
 from mooncake.transfer.cma import CmaLink, CmaRefusedError, NotBegunError, start_of
 from mooncake.transfer.cuda import driver
 from mooncake.transfer.host import pid_namespace

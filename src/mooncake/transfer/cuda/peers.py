@@ -7,7 +7,7 @@ number (an IPC handle of the whole allocation), and from then on copies by itsel
 import threading
 
 from mooncake.errors import TransferError
-from mooncake.rpc.messages import Exported
+from mooncake.rpc.engine_messages import Exported
 from mooncake.transfer.cuda import driver
 from mooncake.transfer.cuda.device import device
 

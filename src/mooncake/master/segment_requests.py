@@ -1,0 +1,124 @@
+"""What the messages about segments ask of the directory: one handler a message kind (see `handlers`)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING
+
+from mooncake.errors import ErrorCode, StoreError
+from mooncake.master.handlers import Reply, handles, in_steps
+from mooncake.master.pool import Segment
+from mooncake.rpc import messages as m
+from mooncake.rpc.client import parse_address
+from mooncake.rpc.message import Message
+
+if TYPE_CHECKING:
+    from mooncake.master.service import Session
+
+_KILLED_AT_ONCE = 500  # 3-4 us
+
+
+@handles(m.SegmentQuery)
+def _segment_query(session: Session, request: m.SegmentQuery) -> Reply:
+    return m.SegmentList(session.service.directory.segment_infos(request.segments))
+
+
+@handles(m.Mount)
+def _mount(session: Session, request: m.Mount) -> Reply:
+    service = session.service
+    directory, counters = service.directory, service.counters
+    term = directory.term
+    try:
+        parse_address(request.info.tcp)
+    except ValueError as error:
+        raise StoreError(ErrorCode.INVALID_PARAMS, f"segment {request.info.name[:200]!r}: {error}") from None
+    rpc = "mount_segment" if request.term == 0 else "remount_segment"
+    try:
+        segment, resumed = directory.mount(
+            request.info, request.term, request.lease_ms, session.send_kill, directory.clock()
+        )
+    except StoreError:
+        counters.one(rpc, failed=1)
+        if directory.term != term:
+            service.drop_segment_sessions(but=session)
+        raise
+    counters.one(rpc, failed=0)
+    session.segments[segment.number] = segment
+    return m.Mounted(resumed)
+
+
+@handles(m.Announce)
+def _announce(session: Session, request: m.Announce) -> Reply:
+    return _take_in(session, _mounted(session, request.segment), request)
+
+
+async def _take_in(session: Session, segment: Segment, request: m.Announce) -> Message:
+    service = session.service
+    async with session.in_turn:
+        steps = service.directory.announce(segment, request.records, request.last)
+        await in_steps(_generator(steps), service.flush)
+    if request.last:
+        service.work()
+    return m.Codes([0 if segment.mounted else int(ErrorCode.SEGMENT_NOT_FOUND)])
+
+
+def _generator(steps: Iterator[None]) -> Generator[None, None, None]:
+    yield from steps
+
+
+@handles(m.Heartbeat)
+def _heartbeat(session: Session, request: m.Heartbeat) -> Reply:
+    directory = session.service.directory
+    now = directory.clock()
+    codes = []
+    for number in request.segments:
+        segment = session.segments.get(number)
+        alive = segment is not None and segment.send is session.send_kill and directory.heartbeat(segment, now)
+        codes.append(0 if alive else int(ErrorCode.SEGMENT_NOT_FOUND))
+    return m.Codes(codes)
+
+
+@handles(m.Unmount)
+def _unmount(session: Session, request: m.Unmount) -> Reply:
+    service = session.service
+    codes = []
+    for number in request.segments:
+        segment = session.segments.pop(number, None)
+        if segment is None:
+            codes.append(int(ErrorCode.SEGMENT_NOT_FOUND))
+        else:
+            service.directory.unmount(segment, service.directory.clock())
+            codes.append(0)
+        service.counters.one("unmount_segment", failed=segment is None)
+    service.work()
+    return m.Codes(codes)
+
+
+@handles(m.Killed)
+def _killed(session: Session, request: m.Killed) -> Reply:
+    segment = _mounted(session, request.segment)
+    if len(request.slots) != len(request.seqs):
+        raise StoreError(ErrorCode.INVALID_PARAMS, "slots and seqs differ in length")
+    if len(request.slots) > _KILLED_AT_ONCE:
+        return _killed_many(session, segment, request)
+    session.service.directory.killed(segment, request.slots, request.seqs)
+    if session.service.directory.granting.waiting:
+        session.service.work()
+    return None
+
+
+async def _killed_many(session: Session, segment: Segment, request: m.Killed) -> None:
+    service = session.service
+    for at in range(0, len(request.slots), _KILLED_AT_ONCE):
+        some = slice(at, at + _KILLED_AT_ONCE)
+        service.directory.killed(segment, request.slots[some], request.seqs[some])
+        service.work()
+        await asyncio.sleep(0)
+
+
+def _mounted(session: Session, number: int) -> Segment:
+    segment = session.segments.get(number)
+    if segment is None or not segment.mounted:
+        raise StoreError(ErrorCode.SEGMENT_NOT_FOUND, f"segment {number} is not mounted on this connection")
+    return segment
