@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from mooncake.cli.engine_settings import CONSUMER, PRODUCER, p2p_and_pool_config, p2p_config, transfer_config
+from mooncake.cli.engine_settings import (
+    CONSUMER,
+    PRODUCER,
+    own_store_config,
+    p2p_and_pool_config,
+    p2p_config,
+    transfer_config,
+)
 from mooncake.http_metadata_server import KVBootstrapServer
 
 ROOT = Path(__file__).parents[2]
@@ -40,6 +47,7 @@ def test_transfer_configs():
         p2p_config(CONSUMER),
         p2p_and_pool_config(PRODUCER, 1),
         p2p_and_pool_config(CONSUMER, 2),
+        own_store_config(),
     ]
     assert [json.loads(text) for text in texts] == [json.loads(text) for text in expected]
 

@@ -89,7 +89,7 @@ def own_store_config(role: str = BOTH, **extra: object) -> str:
         "kv_connector": "MooncakeStoreConnector",
         "kv_connector_module_path": "mooncake.vllm",
         "kv_role": role,
-        "kv_connector_extra_config": extra,
+        **({"kv_connector_extra_config": extra} if extra else {}),
     }
     return json.dumps(connector, separators=(",", ":"))
 
