@@ -22,6 +22,6 @@ def test_an_unknown_connector():
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed here")
 def test_without_vllm():
     with pytest.raises(
-        ImportError, match=r"runs inside of vLLM 0.32, but this environment lacks the module \w+: install"
+        ImportError, match=r"runs inside of vLLM, but this environment lacks the module \w+: install"
     ):
         from mooncake.vllm import MooncakeConnector  # noqa: F401
