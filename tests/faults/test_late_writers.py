@@ -24,7 +24,7 @@ def stopped(self, *args):
         os.kill(os.getpid(), signal.SIGSTOP)
     return grants
 from mooncake.rpc.client import Client
-original, Client.call = Client.call, stopped
+original, Client._call = Client._call, stopped
 """
 
 
