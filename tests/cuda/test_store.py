@@ -303,3 +303,37 @@ for i in range(n):
 assert sound()
 """
     )
+
+
+def test_pieces_that_go_by_themselves_after_others(pace, master, make_gpu_worker):
+    """A value whose device memory comes in two stretches, the first gathered, the second crossing by itself: the call
+    returns when both are there."""
+    worker = make_gpu_worker(master)
+    worker(
+        """
+import time
+from mooncake.transfer.cuda.pins import pins
+size, block = 4 << 20, 32 << 10
+at, data = device_memory(size), noise(size)
+fill(at, data)
+host = np.frombuffer(bytearray(b"h" * 10), np.uint8)
+where = [[at + i * 2 * block for i in range(32)] + [host.ctypes.data] + [at + (3 << 20)]]
+sizes = [[block] * 32 + [10] + [block]]
+value = b"".join(data[i * 2 * block :][:block] for i in range(32)) + b"h" * 10 + data[3 << 20 :][:block]
+assert store.put_from("first", at, block) == 0
+deadline = time.monotonic() + 20
+while pins.pinned < 64 << 20:
+    assert time.monotonic() < deadline, pins.pinned
+    time.sleep(0.01)
+for turn in range(3):
+    assert store.batch_put_from_multi_buffers([f"k{turn}"], where, sizes) == [0]
+    assert store.get(f"k{turn}") == value
+    fill(at, bytes(size))
+    assert store.batch_get_into_multi_buffers([f"k{turn}"], where, sizes) == [len(value)]
+    got = content(at, size)
+    assert b"".join(got[i * 2 * block :][:block] for i in range(32)) == value[: 32 * block]
+    assert got[3 << 20 :][:block] == data[3 << 20 :][:block]
+    fill(at, data)
+assert sound()
+"""
+    )

@@ -2,7 +2,7 @@
 
 Scattered pieces pass through a little device memory of our own: the copy kernel gathers or scatters at the speed of
 device memory, the copy engines cross the bus in few large copies.  So the bus runs at its full rate whatever the size
-of the pieces, and the kernel takes multiprocessors for a thirtieth of the time that it would need to write to host
+of the pieces, and the kernel takes multiprocessors for a small part of the time that it would need to write to host
 memory itself.  Three lanes alternate: while one crosses the bus, the next is gathered.
 """
 
@@ -150,7 +150,8 @@ class Inward(_Crossing):
 
     def _finish(self) -> None:
         lanes = self._lanes
-        lanes.wait(lanes.kernels if self._chunks else lanes.copies, nearly=True)
+        lanes.wait(lanes.copies, nearly=True)  # pieces that went by themselves are in this stream alone
+        lanes.wait(lanes.kernels)
 
     def _ends(self, near: Int64Array, far: Int64Array) -> tuple[Int64Array, Int64Array]:
         return near, far
@@ -208,10 +209,7 @@ def _batches(pieces: Pieces, host: Pieces) -> Iterator[tuple[Pieces, Pieces]]:
     if count + pieces.total // CHUNK < TABLE:
         yield pieces, host
         return
-    near, far = (Pieces(pieces.addresses[part], pieces.lengths[part]) for part in _halves(count))
+    halves = slice(0, count // 2), slice(count // 2, count)
+    near, far = (Pieces(pieces.addresses[half], pieces.lengths[half]) for half in halves)
     yield from _batches(near, host.part(0, near.total))
     yield from _batches(far, host.part(near.total, far.total))
-
-
-def _halves(count: int) -> tuple[slice, slice]:
-    return slice(0, count // 2), slice(count // 2, count)
