@@ -233,3 +233,30 @@ def test_the_owner_is_killed_and_comes_back(pace, make_end):
     assert side(read, session=fresh.session, there=fresh.places["gpu"]) == 0
     assert side("result = content(gpu, 1 << 20) == noise(1 << 20, 3)")
     assert side("result = sound()")
+
+
+def test_a_link_that_ends_just_before_it_is_used(pace, make_end):
+    """Whoever held it asks again; nothing of the ended one is left for the next transfers."""
+    side, target = make_end(), make_end()
+    side(
+        """
+assert engine.transfer_sync_read(session, gpu, there, 4096) == 0
+(peer,) = engine._engine._peers.values()
+from mooncake.transfer.cma import NotBegunError
+from mooncake.transfer.pieces import pieces_of
+for _ in range(3):
+    former = peer.open()
+    peer._drop_link()
+    try:
+        peer._move_here(former, False, pieces_of([gpu], [64]), pieces_of([there], [64]), 1e18)
+    except NotBegunError:
+        pass
+    else:
+        raise AssertionError("it was used after its end")
+    assert engine.transfer_sync_read(session, gpu, there, 4096) == 0
+assert engine.transfer_stats()["cuda"] == 4 * 4096
+assert sound()
+""",
+        session=target.session,
+        there=target.places["gpu"],
+    )

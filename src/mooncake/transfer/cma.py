@@ -12,9 +12,9 @@ import secrets
 import select
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -78,17 +78,24 @@ def has_ended(pidfd: int) -> bool:
     return bool(poll.poll(0))
 
 
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+Companion = TypeVar("Companion", bound=Closable)
+
+
 class CmaLink:
     """The way into one process.  Thread-safe."""
 
     def __init__(self, opened: EngineOpened) -> None:
         """Raises CmaRefusedError if the kernel forbids it or it is not the process that it should be."""
         self.pid = opened.pid
+        self.companion: Any = None  # see `keep`
         self._slot, self._token = opened.slot, opened.token
         self._lock = threading.Lock()
         self._users = 0
         self._closed = False
-        self._after: Callable[[], None] | None = None
         self._regions = EMPTY
         try:
             self.pidfd = os.pidfd_open(opened.pid)
@@ -195,13 +202,17 @@ class CmaLink:
             self._regions = self._table.read()
         return bool(self._regions.kinds.any())
 
-    def close(self, after: Callable[[], None] | None = None) -> None:
-        """Let go; copies under way end first, then `after` is run."""
+    def keep(self, companion: Companion) -> Companion:
+        """What else there is for reaching this process, from now on; it is closed with the link."""
+        self.companion = companion
+        return companion
+
+    def close(self) -> None:
+        """Let go; copies under way end first."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-            self._after = after
             idle = self._users == 0
         if idle:
             self._release()
@@ -270,8 +281,8 @@ class CmaLink:
             self._release()
 
     def _release(self) -> None:
-        if self._after is not None:
-            self._after()
+        if self.companion is not None:
+            self.companion.close()
         if self._table.holds(self._slot, self._token):
             self._table.revoke(self._slot)
         self._table.close()

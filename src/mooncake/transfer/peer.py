@@ -5,7 +5,7 @@ import os
 import secrets
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from mooncake.errors import TransferError
 from mooncake.rpc.client import Connection
@@ -27,9 +27,6 @@ from mooncake.transfer.host import pid_namespace
 from mooncake.transfer.pieces import Pieces
 from mooncake.transfer.staging import receive_pieces, send_pieces
 from mooncake.transfer.stream_pool import StreamPool, receive_codes, receive_reply, send_message
-
-if TYPE_CHECKING:
-    from mooncake.transfer.device_moves import DeviceMoves
 
 logger = logging.getLogger("mooncake.engine")
 
@@ -57,7 +54,6 @@ class Peer:
         self._watch = watch
         self._streams = StreamPool(session, hello, limit, one_life=True, instance=instance)
         self._link: CmaLink | None = None
-        self._device_moves: DeviceMoves | None = None
         self._without_link = 0  # the peer's life that has to be reached by tcp
         self._opening = threading.Lock()
         self.refused = 0  # how often this host did not permit cma
@@ -150,9 +146,8 @@ class Peer:
 
     def _drop_link(self) -> None:
         link, self._link = self._link, None
-        moves, self._device_moves = self._device_moves, None
         if link is not None:
-            link.close(moves.close if moves is not None else None)
+            link.close()
             self._streams.drop_idle()
 
     def _move_here(self, link: CmaLink, write: bool, local: Pieces, remote: Pieces, deadline: float) -> str:
@@ -163,9 +158,7 @@ class Peer:
         from mooncake.transfer.device_moves import DeviceMoves, NotReachedError
 
         with self._opening:
-            if self._device_moves is None:
-                self._device_moves = DeviceMoves(link, self._ask_exports)
-            moves = self._device_moves
+            moves = link.companion or link.keep(DeviceMoves(link, self._ask_exports))
         is_host = self._is_mapped(local, not write)
         try:
             if moves.move(write, local, remote, is_host, deadline):
