@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("mooncake.cuda")
 
 STEP = 256 << 20  # bytes pinned by one call
+SMALL = 4 << 20  # bytes: a staging buffer, a millisecond or two
 _RESIDENT_LIMIT = 30.0  # seconds to wait for memory that its owner is still making resident
 _POLL = 0.05
 
@@ -51,7 +52,13 @@ class Pins:
         self._left = _limit()
 
     def want(self, context: "Context", address: int, size: int) -> None:
-        """Pin this memory soon.  It must stay mapped until `release`."""
+        """Pin this memory: a little at once, much soon.  It must stay mapped until `release`."""
+        if size <= SMALL:
+            try:
+                self.pin(context, address, size)
+            except driver.CudaError as error:
+                logger.debug("%d bytes at %#x cannot be pinned: %s", size, address, error)
+            return
         with self._lock:
             if address in self._wanted:
                 return
@@ -63,7 +70,7 @@ class Pins:
         threading.Thread(target=self._run, args=(context,), name="mooncake-pins", daemon=True).start()
 
     def pin(self, context: "Context", address: int, size: int) -> None:
-        """Pin this small memory now.  Raises CudaError."""
+        """Pin this memory now.  Raises CudaError."""
         with context.current():
             driver.pin(address, size)
         with self._lock:
