@@ -6,6 +6,7 @@ import pytest
 from mooncake.client.prefixes import PrefixClient
 from mooncake.errors import StoreError
 from mooncake.store import ReplicateConfig
+from tests.processes import wait_until
 
 MIB = 1 << 20
 
@@ -184,3 +185,22 @@ def test_a_configuration_may_be_used_again(store):
     config.group_ids = ["g"]
     assert store.put("c", b"3", config) == 0
     assert config.group_ids == ["g"]
+
+
+def test_addresses_that_are_no_numbers_leave_nothing_behind(store, master, memory):
+    """They are only seen when the master has been asked already: what it granted is given back."""
+    base = memory.ctypes.data
+
+    def used() -> float:
+        return master.metric("master_allocated_bytes")
+
+    with pytest.raises(TypeError):
+        store.batch_put_from_multi_buffers(["a", "b"], [[base], ["text"]], [[8], [8]])
+    wait_until(lambda: used() == 0, 3)
+    assert store.batch_is_exist(["a", "b"]) == [0, 0]
+    assert store.batch_put_from_multi_buffers(["a", "b"], [[base], [base + 8]], [[8], [8]]) == [0, 0]
+    with pytest.raises(TypeError):
+        store.batch_get_into_multi_buffers(["a", "b"], [[base], ["text"]], [[8], [8]])
+    assert store.batch_get_into_multi_buffers(["a", "b"], [[base + 64], [base + 128]], [[8], [8]]) == [8, 8]
+    assert store.remove_all(True) == 2
+    wait_until(lambda: used() == 0, 3, "the room, which no lease holds any more")

@@ -76,8 +76,10 @@ class PutPipeline:
         try:
             bad = yield from self._write(keys, sizes, granted, started.term, pieces_of, options, trust, eager)
         except UnsoundError as error:  # nothing has been written
-            code = int(error.code)
-            bad = {(i, number): code for i, grant in granted.items() for number in range(len(grant.replicas))}
+            bad = _all_bad(granted, int(error.code))
+        except BaseException:
+            self._finish(granted, _all_bad(granted, int(ErrorCode.INTERNAL_ERROR)), codes)
+            raise
         if eager and not bad and time.monotonic() - started_at < EAGER_LIMIT and self._are_mapped(granted):
             with contextlib.suppress(StoreError):
                 self._rpc.post(PutEnd([grant.seq for grant in granted.values()]))
@@ -226,6 +228,10 @@ class PutPipeline:
             answers = [int(error.code)] * len(done)
         for i, code in zip(done, answers, strict=False):
             codes[i] = int(ErrorCode.RPC_FAIL) if code == ErrorCode.INVALID_WRITE else code
+
+
+def _all_bad(granted: dict[int, Grant], code: int) -> dict[tuple[int, int], int]:
+    return {(i, number): code for i, grant in granted.items() for number in range(len(grant.replicas))}
 
 
 def _exact(part: Part, size: int, start: int, last: bool) -> list[int]:

@@ -180,7 +180,13 @@ class Gets(Member):
             located = asked()
         except StoreError as error:
             return [int(error.code)] * len(keys)
-        results = [found if isinstance(found, int) else fits(i, found.size) for i, found in enumerate(located.found)]
+        try:
+            results = [
+                found if isinstance(found, int) else fits(i, found.size) for i, found in enumerate(located.found)
+            ]
+        except BaseException:
+            client.gets.finish(located)
+            raise
         chosen = [i for i, code in enumerate(results) if not code]
         if not chosen:
             client.gets.finish(located)

@@ -1,5 +1,6 @@
 """The addresses that callers give, checked, as the client's vectors of pieces."""
 
+import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -52,7 +53,8 @@ class Vectors:
     def make(self) -> None:
         if not self._is_made:
             self._is_made = True
-            self._whole = sound_whole(self._addresses, self._sizes)
+            with contextlib.suppress(TypeError, ValueError):  # no numbers: is_sound says so of the value that it is
+                self._whole = sound_whole(self._addresses, self._sizes)
 
     @property
     def whole(self) -> "Pieces | None":
