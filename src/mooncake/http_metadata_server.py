@@ -5,7 +5,6 @@ Everything is kept in memory.  A restart loses nothing for long: engines publish
 
 import argparse
 import asyncio
-import errno
 import logging
 import signal
 import socket
@@ -14,6 +13,7 @@ import threading
 from collections.abc import Callable
 
 from mooncake.cli.arguments import Parser
+from mooncake.cli.listening import listen
 from mooncake.errors import ConfigError
 from mooncake.installed_once import refuse_if_cpp_installed
 from mooncake.metadata.server import Dialect, MetadataServer
@@ -79,17 +79,6 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     asyncio.run(_until_signalled(listening))
     return 0
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; "::" takes IPv4 too.  Raises ConfigError."""
-    try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(address[:2], family=family, backlog=1024, dualstack_ipv6=host == "::")
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise ConfigError(f"Port {port} of {host} is in use: choose another with --port.") from None
-        raise ConfigError(f"Cannot listen on port {port} of {host} ({error}): check --host and --port.") from None
 
 
 def _port(text: str) -> int:

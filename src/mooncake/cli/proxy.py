@@ -2,13 +2,13 @@
 
 import argparse
 import asyncio
-import errno
 import logging
 import os
 import signal
 import socket
 import sys
 
+from mooncake.cli.listening import listen
 from mooncake.errors import ConfigError
 from mooncake.installed_once import refuse_if_cpp_installed
 from mooncake.proxy.admin import make_instance
@@ -106,7 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         config = _config(options)
         instances = _instances(options)
-        listening = _listen(config.host, config.port)
+        listening = listen(config.host, config.port)
     except ConfigError as error:
         print(f"mooncake_proxy: {error}", file=sys.stderr)
         return 1
@@ -166,16 +166,6 @@ def _prefill(words: list[str]) -> tuple[str, int | None]:
     if not rest[0].isdecimal():
         raise ConfigError(f"--prefill {url} {rest[0]}: the bootstrap port must be a number or 'none'.")
     return url, int(rest[0])
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(address[:2], family=family, backlog=1024, dualstack_ipv6=host == "::")
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise ConfigError(f"Port {port} of {host} is in use: choose another with --port.") from None
-        raise ConfigError(f"Cannot listen on port {port} of {host} ({error.strerror}).") from None
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

@@ -3,6 +3,7 @@
 Nothing here imports numpy, so that the private server boots while this process imports it.
 """
 
+import contextlib
 import logging
 import os
 import random
@@ -125,9 +126,8 @@ class Session:
         from mooncake.transfer.metadata.entries import address_key
         from mooncake.transfer.metadata.publication import open_for_entries, refuse_if_alive
 
-        backend = open_for_entries(self.config.metadata)
-        value = backend.get(address_key(self.name))
-        backend.close()
+        with contextlib.closing(open_for_entries(self.config.metadata)) as backend:
+            value = backend.get(address_key(self.name))
         if value is not None:
             refuse_if_alive(self.name, value)
 
