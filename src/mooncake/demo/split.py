@@ -120,10 +120,9 @@ def _counted(instance: Instance) -> tuple[int, int, int, int]:
     """Prompt tokens computed, from the pool, and from prefill; tokens made."""
     text = fetch(instance.port, "/metrics") or ""
     cached = "vllm:prompt_tokens_cached_by_source_total"
-    counts = (
-        metric(text, "vllm:prompt_tokens_by_source_total", source="local_compute"),
-        metric(text, cached, source="external_unspecified"),
-        metric(text, cached, source="p2p"),
-        metric(text, "vllm:generation_tokens_total"),
+    return (
+        int(metric(text, "vllm:prompt_tokens_by_source_total", source="local_compute")),
+        int(metric(text, cached, source="external_unspecified")),
+        int(metric(text, cached, source="p2p")),
+        int(metric(text, "vllm:generation_tokens_total")),
     )
-    return tuple(map(int, counts))  # type: ignore[return-value]

@@ -65,6 +65,7 @@ async def in_steps(steps: Generator[None, None, T], after: Callable[[], None]) -
             next(steps)
         except StopIteration as end:
             after()
-            return end.value  # type: ignore[no-any-return]
+            result: T = end.value
+            return result
         after()
         await asyncio.sleep(0)

@@ -25,7 +25,7 @@ versions.check_version(vllm_version)
 _MASTER_LIMIT = 1.0  # seconds for one answer of the master, which the scheduler does not wait for
 
 
-class MooncakeStoreConnector(KVConnectorBase_V1):  # type: ignore[misc]
+class MooncakeStoreConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is not there where types are checked
     """A pool as a cache behind vLLM's own prefix cache."""
 
     _cache_hit_source = versions.hit_source()

@@ -37,7 +37,7 @@ _COUNTERS = (
 )
 
 
-class MooncakeConnector(mooncake_connector.MooncakeConnector):  # type: ignore[misc]
+class MooncakeConnector(mooncake_connector.MooncakeConnector):  # type: ignore[misc]  # vLLM is not there where types are checked
     """The connector; its settings and its protocol are vLLM's."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
@@ -51,7 +51,7 @@ class MooncakeConnector(mooncake_connector.MooncakeConnector):  # type: ignore[m
         return Metrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
 
-class Metrics(KVConnectorPromMetrics):  # type: ignore[misc]
+class Metrics(KVConnectorPromMetrics):  # type: ignore[misc]  # vLLM is not there where types are checked
     """The statistics of all workers of one API server.  Producers count transfers, consumers what did not come."""
 
     def __init__(

@@ -12,7 +12,7 @@ from mooncake.vllm.blocks import Blocks
 
 
 @dataclass
-class StepPlan(KVConnectorMetadata):  # type: ignore[misc]
+class StepPlan(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is not there where types are checked
     """`job` numbers this step's saves."""
 
     loads: dict[str, Blocks] = field(default_factory=dict)
@@ -29,7 +29,7 @@ class Saved:
 
 
 @dataclass
-class Report(KVConnectorWorkerMetadata):  # type: ignore[misc]
+class Report(KVConnectorWorkerMetadata):  # type: ignore[misc]  # vLLM is not there where types are checked
     """`heads`: by rank, how its keys begin.  `failed`: by request, the first of its blocks to load that is missing."""
 
     heads: dict[int, str] = field(default_factory=dict)

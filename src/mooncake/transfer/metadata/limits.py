@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
+from concurrent.futures import Future
 from typing import TypeVar
 
 THREAD = "mooncake-engine-metadata-call"
@@ -12,19 +12,18 @@ _Result = TypeVar("_Result")
 def call_within(limit: float, call: Callable[[], _Result]) -> _Result:
     """What `call` gives, run in a thread of its own.  Raises TimeoutError after `limit` seconds: the thread is left to
     end by itself."""
-    outcome: SimpleQueue[tuple[_Result | None, BaseException | None]] = SimpleQueue()
+    outcome: Future[_Result] = Future()
 
     def run() -> None:
         try:
-            outcome.put((call(), None))
+            outcome.set_result(call())
         except BaseException as error:  # raised again where the call was made
-            outcome.put((None, error))
+            outcome.set_exception(error)
 
     threading.Thread(target=run, name=THREAD, daemon=True).start()
     try:
-        result, error = outcome.get(timeout=limit)
-    except Empty:
+        return outcome.result(limit)
+    except TimeoutError:
+        if outcome.done():  # it is the call's own
+            raise
         raise TimeoutError(f"no answer within {limit:.0f} s") from None
-    if error is not None:
-        raise error
-    return result  # type: ignore[return-value]  # None is a result like any other

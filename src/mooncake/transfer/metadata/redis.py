@@ -88,7 +88,7 @@ class RedisBackend(MetadataBackend):
     def _change(self, key: str, former: bytes, value: bytes | None) -> bool:
         """Write or (None) delete, if `former` is there at that moment."""
         with self._asking(), self._redis.pipeline() as transaction:
-            transaction.watch(key)  # type: ignore[no-untyped-call]
+            transaction.watch(key)  # type: ignore[no-untyped-call]  # redis-py gives it no types
             if transaction.get(key) != former:
                 return False
             transaction.multi()
