@@ -5,6 +5,7 @@ import contextlib
 import pytest
 
 from mooncake.store import MooncakeDistributedStore
+from tests.engine.services import EACH_KIND, start_service
 from tests.processes import SETUP, Master, Worker
 
 MIB = 1 << 20
@@ -61,3 +62,11 @@ def make_worker(master, cleanup):
         return worker
 
     return make
+
+
+@pytest.fixture(params=EACH_KIND)
+def service(request, cleanup, tmp_path):
+    """A metadata service of each kind."""
+    made = start_service(request.param, tmp_path)
+    cleanup.callback(made.close)
+    return made

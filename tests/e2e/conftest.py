@@ -1,7 +1,7 @@
 """Fixtures: the vLLM environment, its zygote, a tiny model, and servers that are gone when their module is over."""
 
 import subprocess
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
@@ -52,41 +52,48 @@ def up():
         yield start
 
 
-@pytest.fixture
-def start_own(zygote, model, tmp_path):
-    """As `start`, with this package's own connector; a role may be its whole configuration, JSON text."""
+@contextmanager
+def starting(zygote, model, folder, settings_of):
+    """Starts servers at once, by name and role: `start(pool, a="kv_both", plain=None)`.  A role of None has no
+    connector, the others have what settings_of(role, pool) says."""
     with ExitStack() as stack:
 
         def start(pool, **roles):
             servers = []
             for name, role in roles.items():
-                settings: tuple = ()
-                if role:
-                    transfer = role if role.startswith("{") else own_store_config(role)
-                    more = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_LOGGING_LEVEL": "DEBUG"}
-                    settings = (transfer, {**pool_environment(pool.config), **more})
-                servers.append(Server(zygote, name, model, tmp_path, *settings))
+                servers.append(Server(zygote, name, model, folder, *(settings_of(role, pool) if role else ())))
                 stack.callback(servers[-1].stop)
             for server in servers:
                 server.wait_ready()
             return servers
 
+        yield start
+
+
+@pytest.fixture
+def start_own(zygote, model, tmp_path):
+    """With this package's own connector; a role may be its whole configuration, JSON text."""
+
+    def settings_of(role, pool):
+        transfer = role if role.startswith("{") else own_store_config(role)
+        more = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_LOGGING_LEVEL": "DEBUG"}
+        return transfer, {**pool_environment(pool.config), **more}
+
+    with starting(zygote, model, tmp_path, settings_of) as start:
         yield start
 
 
 @pytest.fixture
 def start(zygote, model, tmp_path):
-    """Starts servers at once, by name: `start(pool, a="kv_both", plain=None)`; a role of None has no connector."""
-    with ExitStack() as stack:
+    """With vLLM's own connector."""
 
-        def start(pool, **roles):
-            servers = []
-            for name, role in roles.items():
-                settings = (transfer_config(free_ports(1)[0], role), pool_environment(pool.config)) if role else ()
-                servers.append(Server(zygote, name, model, tmp_path, *settings))
-                stack.callback(servers[-1].stop)
-            for server in servers:
-                server.wait_ready()
-            return servers
+    def settings_of(role, pool):
+        return transfer_config(free_ports(1)[0], role), pool_environment(pool.config)
 
+    with starting(zygote, model, tmp_path, settings_of) as start:
         yield start
+
+
+@pytest.fixture(params=["start", "start_own"], ids=["vLLM's", "own"])
+def start_either(request):
+    return request.getfixturevalue(request.param)

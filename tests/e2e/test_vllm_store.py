@@ -24,8 +24,8 @@ def wait_saved(pool, keys: int, limit: float = 15) -> None:
     wait_until(lambda: pool.metric("master_key_count") >= keys, limit, f"{keys} keys in the pool")
 
 
-def test_what_one_computes_another_loads(pool, start):
-    a, b, plain = start(pool, a="kv_both", b="kv_both", plain=None)
+def test_what_one_computes_another_loads(pool, start_either):
+    a, b, plain = start_either(pool, a="kv_both", b="kv_both", plain=None)
     first, second = prompt(1, 20), prompt(2, 20)
     alone = [plain.ask(first).token_ids, plain.ask(second).token_ids]
     assert alone[0] != alone[1]
@@ -43,8 +43,8 @@ def test_what_one_computes_another_loads(pool, start):
     assert (longer.token_ids, longer.from_pool) == (alone[1], 12 * BLOCK)
 
 
-def test_producer_saves_and_consumer_only_loads(pool, start):
-    producer, consumer = start(pool, producer="kv_producer", consumer="kv_consumer")
+def test_producer_saves_and_consumer_only_loads(pool, start_either):
+    producer, consumer = start_either(pool, producer="kv_producer", consumer="kv_consumer")
     first, second = prompt(3, 12), prompt(4, 12)
 
     computed = consumer.ask(first)

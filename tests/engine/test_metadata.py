@@ -52,13 +52,6 @@ class Engine(Worker):
         return self("result = memory[offset][0]", offset=offset)
 
 
-@pytest.fixture(params=EACH_KIND)
-def service(request, cleanup, tmp_path):
-    made = start_service(request.param, tmp_path)
-    cleanup.callback(made.close)
-    return made
-
-
 @pytest.fixture
 def make_engine(cleanup):
     def make(metadata: str, **options) -> Engine:

@@ -9,17 +9,10 @@ from mooncake.errors import ConfigError, MetadataError
 from mooncake.transfer.metadata.backends import Bounded, open_backend
 from mooncake.transfer.metadata.base import LARGEST_VALUE
 from tests.engine.conftest import timed
-from tests.engine.services import EACH_KIND, start_service
+from tests.engine.services import start_service
 from tests.processes import free_port, wait_until
 
 KEY = "mooncake/rpc_meta/a host:1&x=ü%20#"
-
-
-@pytest.fixture(params=EACH_KIND)
-def service(request, cleanup, tmp_path):
-    made = start_service(request.param, tmp_path)
-    cleanup.callback(made.close)
-    return made
 
 
 @pytest.fixture

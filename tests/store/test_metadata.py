@@ -12,7 +12,6 @@ from mooncake.engine import TransferEngine
 from mooncake.store import MooncakeDistributedStore
 from mooncake.transfer.metadata.entries import address_key, memory_key
 from tests.conftest import MIB
-from tests.engine.services import EACH_KIND, start_service
 from tests.processes import BIN, Worker, children, free_port, wait_until
 
 HOST = "127.0.0.1"
@@ -22,13 +21,6 @@ store = MooncakeDistributedStore()
 code = store.setup(host, metadata, segment, 1 << 20, "tcp", "", master)
 result = [code, store.get_hostname()]
 """
-
-
-@pytest.fixture(params=EACH_KIND)
-def service(request, cleanup, tmp_path):
-    made = start_service(request.param, tmp_path)
-    cleanup.callback(made.close)
-    return made
 
 
 @pytest.fixture

@@ -21,7 +21,5 @@ def test_an_unknown_connector():
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed here")
 def test_without_vllm():
-    with pytest.raises(
-        ImportError, match=r"runs inside of vLLM, but this environment lacks the module \w+: install"
-    ):
+    with pytest.raises(ImportError, match=r"runs inside of vLLM, but this environment lacks the module \w+: install"):
         from mooncake.vllm import MooncakeConnector  # noqa: F401
