@@ -99,8 +99,8 @@ class TransferEngine:
         return OK
 
     def transfer_stats(self) -> dict[str, int]:
-        """Bytes that our calls moved by transport ("cma", "tcp"), and "cma_refused": how many peers of this host had to
-        be reached by tcp because cma is not permitted."""
+        """Bytes that our calls moved by transport ("cma", "tcp", and "cuda" once it was used), and "cma_refused": how
+        many peers of this host had to be reached by tcp because cma is not permitted."""
         engine = self._ready("transfer_stats")
         return engine.stats if engine is not None else {}
 

@@ -20,7 +20,8 @@ class Transport(ABC):
 
         A code a record: 0 whole and marked so; INVALID_WRITE if its grant no longer stands.  Raises TransferError
         if nothing can be said of any of them.  `trusted`: the memory is registered, so its addresses are valid.
-        `final`: 0 shall mean that the master that granted it, or whoever follows it, will find it so.
+        `final`: where the memory is mapped here, 0 shall mean that the master that granted it, or whoever follows it,
+        will find it so.
         """
 
     @abstractmethod
