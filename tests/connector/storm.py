@@ -31,7 +31,7 @@ class Faulty:
     def __init__(self, store, random_source, counts):
         self._store, self._random, self._counts = store, random_source, counts
 
-    def batch_get_into_multi_buffers(self, keys, addresses, sizes):
+    def get_into_blocks(self, keys, blocks):
         fate = self._random.random()
         if fate < 0.05:
             self._counts["load raised"] += 1
@@ -40,18 +40,18 @@ class Faulty:
         if 0.2 < fate < 0.3:
             self._counts["evicted before loading"] += 1
             self._store.batch_remove(self._random.sample(keys, (len(keys) + 1) // 2), True)
-        codes = self._store.batch_get_into_multi_buffers(keys, addresses, sizes)
-        self._counts["blocks loaded"] += sum(code > 0 for code in codes)
+        codes = self._store.get_into_blocks(keys, blocks)
+        self._counts["blocks loaded"] += codes.count(0)
         self._counts["blocks missing"] += sum(code < 0 for code in codes)
         if fate < 0.2:
             spoiled = self._random.randrange(len(codes))
             self._counts["block spoiled"] += 1
-            for address, size in zip(addresses[spoiled], sizes[spoiled], strict=True):
-                ctypes.memset(address, 0x5A, size)
+            for address, size in zip(*blocks.of([blocks.blocks[spoiled]]), strict=True):
+                ctypes.memset(int(address), 0x5A, int(size))
             codes[spoiled] = -704
         return codes
 
-    def batch_put_from_multi_buffers(self, keys, addresses, sizes):
+    def put_from_blocks(self, keys, blocks):
         fate = self._random.random()
         time.sleep(self._random.random() * 0.01)
         if fate < 0.05:
@@ -60,7 +60,7 @@ class Faulty:
         if fate < 0.08:
             self._counts["save refused"] += 1
             return [-800] * len(keys)
-        codes = self._store.batch_put_from_multi_buffers(keys, addresses, sizes)
+        codes = self._store.put_from_blocks(keys, blocks)
         self._counts["blocks saved"] += codes.count(0)
         return codes
 

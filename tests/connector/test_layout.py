@@ -42,8 +42,7 @@ def value(layout: Layout, block: int) -> bytes:
     """The bytes of a block as its pieces give them."""
     import ctypes
 
-    (addresses,) = layout.addresses([block])
-    return b"".join(ctypes.string_at(at, size) for at, size in zip(addresses, layout.sizes, strict=True))
+    return b"".join(ctypes.string_at(int(at), int(size)) for at, size in zip(*layout.of([block]), strict=True))
 
 
 def test_layers_outermost():
@@ -51,7 +50,7 @@ def test_layers_outermost():
     caches = {f"model.layers.{i}": Tensor(memory[i], memory) for i in range(3)}
     layout = Layout(caches, BLOCKS)
     assert layout.regions == {memory.ctypes.data: memory.nbytes}
-    assert layout.sizes == [2 * 4 * 8 * 4] * 3
+    assert layout.shape.sizes.tolist() == [2 * 4 * 8 * 4] * 3
     for block in range(BLOCKS):
         assert value(layout, block) == memory[:, block].tobytes()
 
@@ -60,7 +59,7 @@ def test_blocks_outermost_are_one_piece_and_layers_come_by_number():
     memory = random(BLOCKS, 12, 2, 4, 8)
     names = [f"model.layers.{i}.attn" for i in range(12)]
     layout = Layout({name: Tensor(memory[:, i], memory) for i, name in reversed(list(enumerate(names)))}, BLOCKS)
-    assert layout.sizes == [12 * 2 * 4 * 8 * 4]
+    assert layout.shape.sizes.tolist() == [12 * 2 * 4 * 8 * 4]
     assert value(layout, 5) == memory[5].tobytes()
 
 
@@ -77,7 +76,7 @@ def test_any_order_of_dimensions(order):
 def test_keys_and_values_apart_and_kernel_blocks():
     memory = random(2, BLOCKS * 3, 4, 8)  # keys of all blocks, then values; three kernel blocks a block
     layout = Layout({"0": Tensor(memory)}, BLOCKS)
-    assert len(layout.sizes) == 2
+    assert len(layout.shape.sizes) == 2
     assert value(layout, 2) == memory[:, 6:9].tobytes()
 
 
@@ -95,7 +94,7 @@ def test_orders_have_different_texts_and_equal_ones_the_same():
 
 def test_layers_that_share_a_cache_count_once():
     memory = random(BLOCKS, 2, 4, 8)
-    assert Layout({"0": Tensor(memory), "1": Tensor(memory)}, BLOCKS).block_bytes == 2 * 4 * 8 * 4
+    assert Layout({"0": Tensor(memory), "1": Tensor(memory)}, BLOCKS).shape.block_bytes == 2 * 4 * 8 * 4
 
 
 def test_what_cannot_be_stored_is_refused():

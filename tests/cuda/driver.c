@@ -23,10 +23,13 @@ typedef struct { address base, size; char* hidden; int device, fd, imported, use
 typedef struct { address base, size; int used; } Pin;
 typedef struct { char bytes[64]; } Handle;
 typedef struct { int pid, fd, device; address size; } Exported;
-typedef struct Operation { int kind; address target, source, size; unsigned count; struct Operation* next; } Operation;
+typedef struct { address *shape, *blocks, pieces, size, first, start, end, staged, inward; } Window;
+typedef struct Operation {
+    int kind; address target, source, size; unsigned count; struct Operation* next; Window window;
+} Operation;
 typedef struct { Operation *first, **last; uint64_t queued, done; int device; } Stream;
 typedef struct { Stream* stream; uint64_t upto; } Event;
-enum { TO_DEVICE, TO_HOST, WITHIN, WIDE, BYTES, AWAIT };
+enum { TO_DEVICE, TO_HOST, WITHIN, WIDE, BYTES, BLOCKS_WIDE, BLOCKS_BYTES, AWAIT };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static Allocation allocations[MOST];
@@ -58,6 +61,25 @@ static int is_pinned(address at, address size) {
 
 static int run(Stream* stream, uint64_t upto);
 
+static int perform_blocks(Operation* op) {
+    Window* w = &op->window;
+    address blocks = op->count / w->pieces;
+    if (op->count % w->pieces || !is_pinned((address)w->shape, 32 * w->pieces)) return ILLEGAL_ADDRESS;
+    if (!is_pinned((address)w->blocks, 8 * (w->first + blocks))) return ILLEGAL_ADDRESS;
+    for (address i = 0; i < op->count; ++i) {
+        address index = w->first + i / w->pieces, *row = w->shape + 4 * (i % w->pieces);
+        address begin = index * w->size + row[3], end = begin + row[2];
+        address low = begin > w->start ? begin : w->start, high = end < w->end ? end : w->end;
+        if (low >= high) continue;
+        address at = row[0] + w->blocks[index] * row[1] + (low - begin), staged = w->staged + (low - w->start);
+        if (op->kind == BLOCKS_WIDE && ((at | staged | (high - low)) & 15)) return ILLEGAL_ADDRESS;
+        char *here = inside(at, high - low), *there = inside(staged, high - low);
+        if (!here || !there) return ILLEGAL_ADDRESS;
+        memmove(w->inward ? here : there, w->inward ? there : here, high - low);
+    }
+    return OK;
+}
+
 static int perform(Operation* op) {
     if (op->kind == AWAIT) return run((Stream*)op->source, op->size);
     if (op->kind == TO_DEVICE || op->kind == TO_HOST) {
@@ -74,6 +96,7 @@ static int perform(Operation* op) {
         memmove(target, source, op->size);
         return OK;
     }
+    if (op->kind == BLOCKS_WIDE || op->kind == BLOCKS_BYTES) return perform_blocks(op);
     if (!is_pinned(op->source, op->count * 24ull)) return ILLEGAL_ADDRESS;
     address* row = (address*)op->source;
     for (unsigned i = 0; i < op->count; ++i, row += 3) {
@@ -98,18 +121,24 @@ static int run(Stream* stream, uint64_t upto) {
     return dead;
 }
 
-static int queue(Stream* stream, int kind, address target, address source, address size, unsigned count) {
+static int queue_with(Stream* stream, int kind, address target, address source, address size, unsigned count,
+                      Window* window) {
     if (dead) return dead;
     if (device_now() < 0) return INVALID_CONTEXT;
     pthread_mutex_lock(&lock);
     Operation* op = malloc(sizeof *op);
     *op = (Operation){kind, target, source, size, count, NULL};
+    if (window) op->window = *window;
     *stream->last = op;
     stream->last = &op->next;
     ++stream->queued;
     int code = eager ? run(stream, stream->queued) : OK;
     pthread_mutex_unlock(&lock);
     return code;
+}
+
+static int queue(Stream* stream, int kind, address target, address source, address size, unsigned count) {
+    return queue_with(stream, kind, target, source, size, count, NULL);
 }
 
 int cuInit(unsigned flags) {
@@ -265,13 +294,20 @@ int cuModuleLoadData(void** module, const char* text) {
     return device_now() < 0 ? INVALID_CONTEXT : strstr(text, ".version") ? OK : INVALID_VALUE;
 }
 int cuModuleGetFunction(void** function, void* module, const char* name) {
-    *function = (void*)(intptr_t)(strcmp(name, "copy_wide") ? BYTES : WIDE);
-    return OK;
+    static const char* names[] = {"copy_wide", "copy_bytes", "blocks_wide", "blocks_bytes"};
+    for (int i = 0; i < 4; ++i)
+        if (!strcmp(name, names[i])) {
+            *function = (void*)(intptr_t)(WIDE + i);
+            return OK;
+        }
+    return INVALID_VALUE;
 }
 int cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned tx, unsigned ty, unsigned tz,
                    unsigned shared, Stream* stream, void** arguments, void** extra) {
     if (!x || !y || y > 65535 || tx > 1024) return INVALID_VALUE;
-    return queue(stream, (int)(intptr_t)function, 0, *(address*)arguments[0], 0, x);
+    int kind = (int)(intptr_t)function;
+    if (kind >= BLOCKS_WIDE) return queue_with(stream, kind, 0, 0, 0, x, arguments[0]);
+    return queue(stream, kind, 0, *(address*)arguments[0], 0, x);
 }
 
 int cuIpcGetMemHandle(Handle* handle, address base) {

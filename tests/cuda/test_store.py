@@ -261,7 +261,7 @@ def test_a_batch_in_overlapping_parts(pace, master, make_gpu_worker):
     worker(
         """
 from mooncake.store import vectors
-vectors.PART = 300 << 10
+vectors.FIRST_PART = vectors.PART = 300 << 10
 assert all(round_trip(seed, [32 << 10, 4096], 40, 16) for seed in range(3))
 assert round_trip(9, [1, 17, 70001], 30, 8)
 size, block = 8 << 20, 32 << 10
@@ -335,5 +335,115 @@ for turn in range(3):
     assert got[3 << 20 :][:block] == data[3 << 20 :][:block]
     fill(at, data)
 assert sound()
+"""
+    )
+
+
+BLOCKS = """
+from mooncake.transfer.blocks import BlockShape, BlockVector
+
+def blocks_round_trip(seed, count, pieces, size, grain, allocations=1, gpu=0):
+    "Blocks of several layers, each with its own size and stride, to the pool and back to other places."
+    rng = random.Random(seed)
+    sizes = [rng.randrange(1, size // grain + 1) * grain for _ in range(pieces)]
+    strides = [n + rng.choice([0, 0, grain, 3 * grain]) for n in sizes]
+    rooms = [sum(strides[a::allocations]) * count * 2 + 4096 for a in range(allocations)]
+    memory = [device_memory(room, gpu) for room in rooms]
+    kept = [noise(room, seed * 10 + a) for a, room in enumerate(rooms)]
+    for at, data in zip(memory, kept):
+        fill(at, data)
+    ends, bases = [0] * allocations, []
+    for p in range(pieces):
+        bases.append(memory[p % allocations] + ends[p % allocations])
+        ends[p % allocations] += strides[p] * count * 2
+    shape = BlockShape(bases, strides, sizes)
+    order = rng.sample(range(2 * count), 2 * count)
+    sources, targets = order[:count], order[count:]
+    keys = [f"blocks-{seed}-{i}" for i in range(count)]
+    assert store.put_from_blocks(keys, BlockVector(shape, sources)) == [0] * count
+
+    def value(block):
+        parts = []
+        for p in range(pieces):
+            at = bases[p] - memory[p % allocations] + block * strides[p]
+            parts.append(kept[p % allocations][at : at + sizes[p]])
+        return b"".join(parts)
+
+    for i in rng.sample(range(count), min(count, 5)):
+        assert store.get(keys[i]) == value(sources[i])
+    asked = keys + ["none"]
+    assert store.get_into_blocks(asked, BlockVector(shape, targets + sources[:1])) == [0] * count + [-704]
+    wanted = [bytearray(data) for data in kept]
+    for source, target in zip(sources, targets):
+        for p in range(pieces):
+            at, to = (bases[p] - memory[p % allocations] + block * strides[p] for block in (source, target))
+            wanted[p % allocations][to : to + sizes[p]] = kept[p % allocations][at : at + sizes[p]]
+    for at, data in zip(memory, wanted):
+        assert content(at, len(data)) == bytes(data), "other bytes than were put"
+        cuda.fake_free(at)
+    store.remove_all(True)
+    return sound()
+"""
+
+SHAPES = {
+    "as engines' blocks lie": {"count": 40, "pieces": 8, "size": 64 << 10, "grain": 4096},
+    "each layer an allocation": {"count": 20, "pieces": 6, "size": 32 << 10, "grain": 512, "allocations": 6},
+    "odd": {"count": 30, "pieces": 5, "size": 7001, "grain": 1},
+    "larger than a lane": {"count": 3, "pieces": 40, "size": 400 << 10, "grain": 16},
+    "pieces that cross by themselves": {"count": 2, "pieces": 2, "size": 2 << 20, "grain": 1 << 20},
+    "one": {"count": 1, "pieces": 1, "size": 64, "grain": 16},
+    "second GPU": {"count": 9, "pieces": 3, "size": 8192, "grain": 32, "gpu": 1},
+}
+
+
+@pytest.mark.parametrize("way", ["own segment", "other segment", "tcp"])
+@pytest.mark.parametrize("part", [1 << 20, None])
+def test_blocks_come_back(way, part, pace, master, make_gpu_worker, make_worker, monkeypatch):
+    monkeypatch.delenv("MC_FORCE_TCP", raising=False)
+    if way != "own segment":
+        make_worker(segment=128 * MIB)
+    if way == "tcp":
+        monkeypatch.setenv("MC_FORCE_TCP", "1")
+    worker = make_gpu_worker(master, segment=128 * MIB if way == "own segment" else 0)
+    worker(BLOCKS)
+    if part:
+        worker("from mooncake.store import vectors\nvectors.FIRST_PART = vectors.PART = part", part=part)
+    for seed, options in enumerate(SHAPES.values()):
+        assert worker("result = blocks_round_trip(seed, **options)", seed=seed, options=options) is True
+
+
+@pytest.mark.parametrize(
+    "lack", [{"FAKE_CUDA_NO_PINS": 1}, {"FAKE_CUDA_MEMORY": 60 << 20}, {"MC_STORE_PIN_MEMORY_MAX_BYTES": 0}]
+)
+def test_blocks_where_the_machine_lacks_something(lack, pace, master, make_gpu_worker):
+    worker = make_gpu_worker(master, **lack)
+    worker(BLOCKS)
+    if "FAKE_CUDA_MEMORY" in lack:
+        worker("hog = device_memory(40 << 20)")
+    for seed, name in enumerate(("odd", "as engines' blocks lie")):
+        options = {**SHAPES[name], "count": 6}
+        assert worker("result = blocks_round_trip(seed, **options)", seed=seed, options=options) is True
+
+
+def test_blocks_of_another_size_or_in_memory_that_is_gone(pace, master, make_gpu_worker):
+    worker = make_gpu_worker(master)
+    worker(BLOCKS)
+    worker(
+        """
+at, gone = device_memory(1 << 20), device_memory(1 << 20)
+fill(at, noise(1 << 20))
+small, large = BlockShape([at], [4096], [4096]), BlockShape([at], [8192], [8192])
+assert store.put_from_blocks(["a", "b"], BlockVector(small, [0, 1])) == [0, 0]
+assert store.put_from_blocks(["a", "c"], BlockVector(small, [2, 2])) == [0, 0]
+assert store.get("a") == noise(1 << 20)[:4096]  # it was there already
+codes = store.get_into_blocks(["a", "none", "b"], BlockVector(large, [3, 4, 5]))
+assert codes[1] == -704 and codes[0] < 0 and codes[2] < 0, codes
+cuda.fake_free(gone)
+assert store.put_from_blocks(["d"], BlockVector(BlockShape([gone], [4096], [4096]), [1])) == [-800]
+assert store.get_into_blocks(["a"], BlockVector(BlockShape([gone], [4096], [4096]), [1])) == [-800]
+over = BlockVector(BlockShape([at], [4096], [4096]), [1, 255, 256])
+assert store.put_from_blocks(["e", "f", "g"], over) == [-800] * 3
+assert store.is_exist("d") == 0 and store.is_exist("e") == 0
+assert content(at, 1 << 20) == noise(1 << 20) and sound()
 """
     )

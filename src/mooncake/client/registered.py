@@ -70,11 +70,10 @@ class RegisteredMemory:
         bases, ends, rights = self._arrays
         if not len(bases):
             return False
-        index = np.searchsorted(bases, pieces.addresses, side="right") - 1
+        addresses, lengths = pieces.hull()
+        index = np.searchsorted(bases, addresses, side="right") - 1
         return bool(
-            (index >= 0).all()
-            and (pieces.addresses + pieces.lengths <= ends[index]).all()
-            and (rights[index] >= least).all()
+            (index >= 0).all() and (addresses + lengths <= ends[index]).all() and (rights[index] >= least).all()
         )
 
     def covers_one(self, address: int, size: int, write: bool) -> bool:

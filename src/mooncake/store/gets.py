@@ -8,13 +8,16 @@ from mooncake.errors import ErrorCode, StoreError
 from mooncake.rpc.messages import Found
 from mooncake.store.buffers import BufferHandle, new_bytes
 from mooncake.store.member import INVALID, Member, NotSetUpError
-from mooncake.store.vectors import Lists, Vectors, is_sound, parts_of, pieces_by_value, trust_of
+from mooncake.store.vectors import Lists, Vectors, is_sound, parts_of_lists, pieces_by_value, trust_of
 from mooncake.transfer.steps import finish, overlap
 
 if TYPE_CHECKING:
     from mooncake.client.client import StoreClient
     from mooncake.client.get import Located
     from mooncake.client.put import PiecesOf
+
+VectorsOf = Callable[[list[int], "list[Found]"], "PiecesOf"]
+"""Where to read values to, given their indexes and what was found of them."""
 
 TRANSFER_FAIL = int(ErrorCode.TRANSFER_FAIL)
 
@@ -83,7 +86,11 @@ class Gets(Member):
             client = self._joined()
         except NotSetUpError:
             return [INVALID] * len(keys)
-        return finish(self._get_steps(client, keys, fits, [[address] for address in buffer_ptrs], None))
+
+        def vectors(chosen: list[int], founds: "list[Found]") -> "PiecesOf":
+            return pieces_by_value([[buffer_ptrs[i]] for i in chosen], [[found.size] for found in founds])
+
+        return finish(get_steps(client, keys, fits, vectors))
 
     def batch_get_into_multi_buffers(
         self,
@@ -100,7 +107,7 @@ class Gets(Member):
         except NotSetUpError:
             return [INVALID] * len(keys)
         rooms = list(map(sum, all_sizes))
-        parts = parts_of(client, rooms, all_buffer_ptrs) if keys else []
+        parts = parts_of_lists(client, rooms, all_buffer_ptrs)
         got = overlap(
             self._fill_exactly(client, keys[part], all_buffer_ptrs[part], all_sizes[part], rooms[part])
             for part in parts
@@ -119,7 +126,12 @@ class Gets(Member):
                 return TRANSFER_FAIL
             return TRANSFER_FAIL if rooms[i] > size else INVALID
 
-        return self._get_steps(client, keys, fits, addresses, sizes, vectors)
+        def chosen_vectors(chosen: list[int], _: "list[Found]") -> "PiecesOf":
+            if len(chosen) == len(keys):
+                return pieces_by_value(addresses, sizes, vectors)
+            return pieces_by_value([addresses[i] for i in chosen], [sizes[i] for i in chosen])
+
+        return get_steps(client, keys, fits, chosen_vectors, vectors.make)
 
     def get_into_ranges(
         self,
@@ -159,48 +171,39 @@ class Gets(Member):
         codes = finish(_fetch(client, located, [found for _, found, _, _ in held], vectors, checked=True))
         return [(i, result) for (i, _, result, _), code in zip(held, codes, strict=True) if not code]
 
-    def _get_steps(
-        self,
-        client: "StoreClient",
-        keys: Sequence[str],
-        fits: Callable[[int, int], int],
-        addresses: Lists,
-        sizes: Lists | None,
-        vectors: Vectors | None = None,
-    ) -> Generator[None, None, list[int]]:
-        """Read into given memory what fits(index, size) says 0 to; without `sizes`, each value is one piece.
-        `vectors`: the pieces of all values.  See transfer.steps."""
-        if not keys:
-            return []
-        try:
-            asked = client.gets.begin_locate(list(keys))
-            yield
-            if vectors is not None:
-                vectors.make()
-            located = asked()
-        except StoreError as error:
-            return [int(error.code)] * len(keys)
-        try:
-            results = [
-                found if isinstance(found, int) else fits(i, found.size) for i, found in enumerate(located.found)
-            ]
-        except BaseException:
-            client.gets.finish(located)
-            raise
-        chosen = [i for i, code in enumerate(results) if not code]
-        if not chosen:
-            client.gets.finish(located)
-            return results
-        founds = [found for i in chosen if not isinstance(found := located.found[i], int)]
-        if len(chosen) < len(keys):
-            addresses, vectors = [addresses[i] for i in chosen], None
-            sizes = None if sizes is None else [sizes[i] for i in chosen]
-        if sizes is None:
-            sizes = [[found.size] for found in founds]
-        codes = yield from _fetch(client, located, founds, pieces_by_value(addresses, sizes, vectors), checked=False)
-        for i, found, code in zip(chosen, founds, codes, strict=True):
-            results[i] = code or found.size
+
+def get_steps(
+    client: "StoreClient",
+    keys: Sequence[str],
+    fits: Callable[[int, int], int],
+    vectors: VectorsOf,
+    prepare: Callable[[], None] = lambda: None,
+) -> Generator[None, None, list[int]]:
+    """Read what fits(index, size) says 0 to, to where `vectors` says; `prepare` is called while the master looks.  See
+    transfer.steps."""
+    if not keys:
+        return []
+    try:
+        asked = client.gets.begin_locate(list(keys))
+        yield
+        prepare()
+        located = asked()
+    except StoreError as error:
+        return [int(error.code)] * len(keys)
+    try:
+        results = [found if isinstance(found, int) else fits(i, found.size) for i, found in enumerate(located.found)]
+    except BaseException:
+        client.gets.finish(located)
+        raise
+    chosen = [i for i, code in enumerate(results) if not code]
+    if not chosen:
+        client.gets.finish(located)
         return results
+    founds = [found for i in chosen if not isinstance(found := located.found[i], int)]
+    codes = yield from _fetch(client, located, founds, vectors(chosen, founds), checked=False)
+    for i, found, code in zip(chosen, founds, codes, strict=True):
+        results[i] = code or found.size
+    return results
 
 
 def _new_handle(size: int) -> tuple[BufferHandle, int]:

@@ -8,7 +8,7 @@ from mooncake.errors import ErrorCode
 from mooncake.store.buffers import source_of
 from mooncake.store.member import INVALID, Member, NotSetUpError
 from mooncake.store.types import ReplicateConfig
-from mooncake.store.vectors import Vectors, is_sound, parts_of, pieces_by_value, trust_of
+from mooncake.store.vectors import Vectors, is_sound, parts_of_lists, pieces_by_value, trust_of
 from mooncake.transfer.steps import finish, overlap
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class Puts(Member):
             if options is None:
                 return [INVALID] * len(keys)
         totals = list(map(sum, sizes))
-        parts = parts_of(client, totals, addresses)
+        parts = parts_of_lists(client, totals, addresses)
         if len(parts) == 1:
             return finish(self._put_steps(client, keys, totals, addresses, sizes, options, checked, largest))
         stored = overlap(
@@ -186,7 +186,7 @@ class Puts(Member):
         if all(keys) and (not totals or (min(totals) > 0 and max(totals) <= largest)):
             vectors = Vectors(addresses, sizes)
             whole = pieces_by_value(addresses, sizes, vectors)
-            codes = yield from self._store(client, list(keys), totals, whole, options, checked, vectors.make, eager)
+            codes = yield from store_steps(client, list(keys), totals, whole, options, checked, vectors.make, eager)
             if vectors.whole is not None:
                 return codes
         good = [
@@ -196,7 +196,7 @@ class Puts(Member):
         if good:
             if options is not None and options.groups:
                 options.groups = [options.groups[i] for i in good]
-            stored = yield from self._store(
+            stored = yield from store_steps(
                 client,
                 [keys[i] for i in good],
                 [totals[i] for i in good],
@@ -208,17 +208,18 @@ class Puts(Member):
                 codes[i] = code
         return codes
 
-    @staticmethod
-    def _store(
-        client: "StoreClient",
-        keys: list[str],
-        totals: list[int],
-        vectors: "PiecesOf",
-        options: "PutOptions | None",
-        checked: bool,
-        prepare: Callable[[], None] = lambda: None,
-        eager: bool = False,
-    ) -> Generator[None, None, list[int]]:
-        trust = trust_of(client, checked, write=False)
-        codes = yield from client.puts.put_steps(keys, totals, vectors, options, trust, prepare, eager)
-        return [0 if code == EXISTS else code for code in codes]
+
+def store_steps(
+    client: "StoreClient",
+    keys: list[str],
+    totals: list[int],
+    vectors: "PiecesOf",
+    options: "PutOptions | None",
+    checked: bool,
+    prepare: Callable[[], None] = lambda: None,
+    eager: bool = False,
+) -> Generator[None, None, list[int]]:
+    """Store values whose arguments are all sound; a code a key.  See transfer.steps."""
+    trust = trust_of(client, checked, write=False)
+    codes = yield from client.puts.put_steps(keys, totals, vectors, options, trust, prepare, eager)
+    return [0 if code == EXISTS else code for code in codes]

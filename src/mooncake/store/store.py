@@ -5,10 +5,11 @@ b"" or None for what is not there.  Every call is synchronous, thread-safe and e
 done here but checking arguments and shaping results.
 """
 
+from mooncake.store.blocks import Blocks
 from mooncake.store.gets import Gets
 from mooncake.store.puts import Puts
 from mooncake.store.queries import Queries
 
 
-class MooncakeDistributedStore(Puts, Gets, Queries):
+class MooncakeDistributedStore(Puts, Gets, Queries, Blocks):
     """A client of a pool of KV-cache memory.  `setup` first; `close` leaves the pool."""

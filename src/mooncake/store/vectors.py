@@ -14,26 +14,33 @@ if TYPE_CHECKING:
 
 Lists = Sequence[Sequence[int]]
 
-PART = 64 << 20  # bytes: a millisecond's work for a GPU
+FIRST_PART, PART = 16 << 20, 512 << 20  # bytes of the first part, and at most: 10 ms of a GPU's work
+_GROWTH = 4  # how much quicker a part is prepared than copied
 
 
-def parts_of(client: "StoreClient", totals: list[int], addresses: Lists) -> list[slice]:
+def parts_of(client: "StoreClient", totals: list[int], address: int, most: int = 1 << 62) -> list[slice]:
     """How a batch is cut so that GPUs copy one part while the master is asked about the next; most are not.  The first
-    one is small: nothing goes on while that is begun."""
+    one is small: nothing goes on while that is begun.  Few are best: beside a busy thread, each may cost it and this
+    one several turns of the interpreter lock.  `totals`: bytes of the values; `address`: one of the addresses;
+    `most`: values of a part."""
     whole = [slice(0, len(totals))]
-    if not driver.is_loaded() or sum(totals) < PART // 2 or not addresses[0]:
+    if not driver.is_loaded() or sum(totals) < 2 * FIRST_PART:
         return whole
-    if client.registered.covers_one(addresses[0][0], 1, write=False):
+    if client.registered.covers_one(address, 1, write=False):
         return whole
-    parts, first, held, room = [], 0, 0, PART // 4
+    parts, first, held, room = [], 0, 0, FIRST_PART
     for i, total in enumerate(totals):
         held += total
-        if held >= room:
+        if held >= room or i + 1 - first == most:
             parts.append(slice(first, i + 1))
-            first, held, room = i + 1, 0, min(2 * room, PART)
+            first, held, room = i + 1, 0, min(_GROWTH * room, PART)
     if first < len(totals):
         parts.append(slice(first, len(totals)))
     return parts
+
+
+def parts_of_lists(client: "StoreClient", totals: list[int], addresses: Lists) -> list[slice]:
+    return parts_of(client, totals, addresses[0][0]) if addresses and addresses[0] else [slice(0, len(totals))]
 
 
 def trust_of(client: "StoreClient", checked: bool, write: bool) -> "Trust":

@@ -10,7 +10,7 @@ copy (pwritev/preadv on the segment's descriptor): a bad address is an error the
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -31,11 +31,22 @@ for _name in ("pwritev", "preadv"):
     getattr(_libc, _name).argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64]
 
 
-class Pieces(NamedTuple):
+class Pieces:
     """Pieces in order: two arrays of one length."""
 
-    addresses: Int64Array
-    lengths: Int64Array
+    def __init__(self, addresses: Int64Array, lengths: Int64Array) -> None:
+        self._addresses, self._lengths = addresses, lengths
+
+    @property
+    def addresses(self) -> Int64Array:
+        return self._addresses
+
+    @property
+    def lengths(self) -> Int64Array:
+        return self._lengths
+
+    def __iter__(self) -> Iterator[Int64Array]:
+        return iter((self.addresses, self.lengths))
 
     @property
     def total(self) -> int:
@@ -53,6 +64,10 @@ class Pieces(NamedTuple):
             addresses[0] += cut
             lengths[0] -= cut
         return Pieces(addresses, lengths)
+
+    def hull(self) -> "Pieces":
+        """Ranges that hold all of them, as few as are known."""
+        return self
 
 
 def pieces_of(addresses: Sequence[int], lengths: Sequence[int]) -> Pieces:

@@ -131,7 +131,11 @@ def _by_device(pieces: Pieces) -> "Iterator[tuple[Device | None, int, Pieces]]":
     """Runs of pieces of one kind: (the GPU whose memory they are, None for host memory; where they begin; they)."""
     from mooncake.transfer.cuda.device import device, kinds_of, only_kind_of
 
-    only = only_kind_of(pieces)
+    hull = pieces.hull()
+    only = only_kind_of(hull)
+    if only is None and hull is not pieces:
+        kinds = kinds_of(hull)
+        only = int(kinds[0]) if kinds[0] >= 0 and (kinds == kinds[0]).all() else None
     if only is not None:
         yield device(only), 0, pieces
         return

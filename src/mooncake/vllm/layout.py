@@ -9,13 +9,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from mooncake.errors import ConfigError
+from mooncake.transfer.blocks import BlockShape, BlockVector
 
 
 class Layout:
-    """Pieces of blocks: piece p of block b is `sizes[p]` bytes at base[p] + b * stride[p]."""
+    """The shape of blocks in this engine's memory."""
 
     def __init__(self, caches: Mapping[str, Any], num_blocks: int) -> None:
         """`caches`: layer → tensor with one dimension of `num_blocks`, or a multiple of it (kernel blocks).  Raises
@@ -43,16 +42,13 @@ class Layout:
                     pieces.append((address, stride, size))
         if not pieces:
             raise ConfigError("the model has no KV cache; a connector is of no use to it")
-        self._bases = np.array([base for base, _, _ in pieces], np.int64)
-        self._strides = np.array([stride for _, stride, _ in pieces], np.int64)
-        self.sizes = [size for _, _, size in pieces]
-        self.block_bytes = sum(self.sizes)
+        bases, strides, sizes = zip(*pieces, strict=True)
+        self.shape = BlockShape(bases, strides, sizes)
         self.text = "; ".join(parts)
 
-    def addresses(self, blocks: list[int]) -> list[list[int]]:
-        """For each block the addresses of its pieces."""
-        found: list[list[int]] = (np.array(blocks, np.int64)[:, None] * self._strides + self._bases).tolist()
-        return found
+    def of(self, blocks: list[int]) -> BlockVector:
+        """These blocks' bytes."""
+        return BlockVector(self.shape, blocks)
 
 
 def _by_number(name: str) -> list[tuple[int, int, str]]:

@@ -112,7 +112,7 @@ class Mover:
             self.operation,
             time.monotonic() - began,
             len(codes),
-            size=codes.count(0) * self._pool.layout.block_bytes,
+            size=codes.count(0) * self._pool.layout.shape.block_bytes,
             status="error" if failed else "ok",
             failed=failed,
         )
@@ -132,9 +132,8 @@ class Loader(Mover):
     operation = "load_get"
 
     def _move(self, store: Any, keys: list[str], ids: list[int]) -> list[int]:
-        layout = self._pool.layout
-        moved = store.batch_get_into_multi_buffers(keys, layout.addresses(ids), [layout.sizes] * len(ids))
-        return [code if code < 0 else 0 if code == layout.block_bytes else INTERNAL for code in moved]
+        codes: list[int] = store.get_into_blocks(keys, self._pool.layout.of(ids))
+        return codes
 
 
 class Saver(Mover):
@@ -146,8 +145,7 @@ class Saver(Mover):
     def _move(self, store: Any, keys: list[str], ids: list[int]) -> list[int]:
         if time.monotonic() < self._pause_until:
             return [NO_ROOM] * len(ids)
-        layout = self._pool.layout
-        codes: list[int] = store.batch_put_from_multi_buffers(keys, layout.addresses(ids), [layout.sizes] * len(ids))
+        codes: list[int] = store.put_from_blocks(keys, self._pool.layout.of(ids))
         if NO_ROOM in codes:
             self._pause_until = time.monotonic() + _PRESSURE
         return codes

@@ -51,7 +51,8 @@ class WorkerHalf:
             layout.text,
             identity.attention_backends(self._vllm_config),
         )
-        logger.info("Blocks of %d bytes in %d pieces are stored as %s...", layout.block_bytes, len(layout.sizes), head)
+        shape = layout.shape
+        logger.info("Blocks of %d bytes in %d pieces are stored as %s...", shape.block_bytes, len(shape.sizes), head)
         self._membership = Membership(self._config, layout.regions)
         pool = Pool(self._membership, layout, head, self.tally)
         self._loader = Loader("mooncake-load", pool)

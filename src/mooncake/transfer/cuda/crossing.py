@@ -7,16 +7,18 @@ memory itself.  Three lanes alternate: while one crosses the bus, the next is ga
 """
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
+from mooncake.transfer.blocks import BlockVector
 from mooncake.transfer.cuda import driver
 from mooncake.transfer.cuda.driver import Context, call
-from mooncake.transfer.cuda.lanes import CHUNK, LANES, TABLE, Lanes
+from mooncake.transfer.cuda.lanes import CHUNK, LANES, TABLE, Lanes, Window
 from mooncake.transfer.cuda.pins import Run, pins
-from mooncake.transfer.cuda.plan import Cuts, cut, descriptors, merge, pair
+from mooncake.transfer.cuda.plan import WIDE, Cuts, cut, descriptors, merge, pair
 from mooncake.transfer.pieces import Int64Array, Pieces, pieces_of
 
 DIRECT = 512 << 10  # bytes: pieces as large as this cross by themselves
@@ -25,14 +27,17 @@ FEW = 4  # pieces: so few do, too
 _Room = tuple[int, int, int, bool]
 """A host range: address, length, offset in its chunk, whether it is pinned."""
 
-_Chunk = tuple[int, int, list[_Room]]
-"""Its descriptors [first, end), and its host ranges."""
+_Launch = Callable[[int, int], None]
+"""Have the kernel copy a chunk (by its number in a batch) from or to its lane's memory (its address)."""
+
+_BLOCKS = 1 << 15  # of one table
 
 
 class _Crossing:
     """Copies across the bus in one direction, in steps: each is given to the GPU, which goes on by itself."""
 
     function: str
+    inward: bool
 
     def __init__(self, context: Context, lanes: Lanes) -> None:
         self._context = context
@@ -51,6 +56,13 @@ class _Crossing:
             self._finish()
 
     def _add(self, pieces: Pieces, host: Pieces) -> None:
+        if isinstance(pieces, BlockVector) and self._lanes.memory and pieces.shape.largest < DIRECT:
+            size = pieces.shape.block_bytes * _BLOCKS
+            for start in range(0, pieces.total, size):
+                part = pieces.part(start, min(size, pieces.total - start))
+                assert isinstance(part, BlockVector)
+                self._add_blocks(part, merge(host if part.total == pieces.total else host.part(start, part.total)))
+            return
         pieces, host = merge(pieces), merge(host)
         runs, lanes = pins.split(host), self._lanes
         few = len(pieces.lengths) <= FEW or pieces.total >= DIRECT * len(pieces.lengths)
@@ -60,14 +72,39 @@ class _Crossing:
             return
         for near, far in _batches(pieces, host):
             cuts = cut(near, CHUNK)
-            if self._rows + len(cuts.starts) > TABLE:
-                lanes.wait(lanes.kernels)
-                self._rows = 0
+            self._make_room(len(cuts.starts))
             staged = lanes.memory + (self._chunks + cuts.starts // CHUNK) % LANES * CHUNK + cuts.starts % CHUNK
             table, wide = self._descriptors(cuts, staged)
-            lanes.load(table, self._rows)
-            self._add_staged(_chunks(cuts, _rooms(pins.split(far))), wide, int(cuts.lengths.max()))
-            self._rows += len(table)
+            firsts = cuts.firsts(CHUNK, near.total)
+            launch = partial(self._launch_pieces, self._rows, firsts, wide, int(cuts.lengths.max()))
+            self._rows = lanes.load(table, self._rows)
+            self._add_staged(_rooms(pins.split(far)), launch)
+
+    def _add_blocks(self, blocks: BlockVector, host: Pieces) -> None:
+        lanes, shape = self._lanes, blocks.shape
+        self._make_room((shape.table.size + len(blocks.blocks)) // 3 + 2)
+        numbers = lanes.load(shape.table, self._rows)
+        window = Window(lanes.address_of(self._rows), lanes.address_of(numbers), len(shape.sizes), shape.block_bytes)
+        self._rows = lanes.load(np.array(blocks.blocks, np.int64), numbers)
+        window.inward = self.inward
+        launch = partial(self._launch_blocks, window, blocks.total, shape.grain % WIDE == 0, shape.largest)
+        self._add_staged(_rooms(pins.split(host)), launch)
+
+    def _make_room(self, rows: int) -> None:
+        """In the table."""
+        if self._rows + rows > TABLE:
+            self._lanes.wait(self._lanes.kernels)
+            self._rows = 0
+
+    def _launch_pieces(self, row: int, firsts: list[int], wide: bool, largest: int, chunk: int, _: int) -> None:
+        self._lanes.launch(row + firsts[chunk], firsts[chunk + 1] - firsts[chunk], wide, largest)
+
+    def _launch_blocks(self, window: Window, total: int, wide: bool, largest: int, chunk: int, staged: int) -> None:
+        start = chunk * CHUNK
+        end = min(start + CHUNK, total)
+        first, last = start // window.size, -(-end // window.size)
+        window.first, window.start, window.end, window.staged = first, start, end, staged
+        self._lanes.launch_blocks(window, (last - first) * window.pieces, wide, largest)
 
     def _add_direct(self, near: Int64Array, far: Int64Array, lengths: Int64Array) -> None:
         """Piece by piece by the copy engines."""
@@ -88,14 +125,15 @@ class _Crossing:
     def _descriptors(self, cuts: Cuts, staged: Int64Array) -> tuple[npt.NDArray[np.int64], bool]:
         raise NotImplementedError
 
-    def _add_staged(self, chunks: list[_Chunk], wide: bool, largest: int) -> None:
+    def _add_staged(self, rooms: list[list[_Room]], launch: _Launch) -> None:
+        """`rooms`: host ranges by chunk."""
         raise NotImplementedError
 
 
 class Outward(_Crossing):
     """From device to host memory."""
 
-    function = "cuMemcpyDtoHAsync_v2"
+    function, inward = "cuMemcpyDtoHAsync_v2", False
 
     def __init__(self, context: Context, lanes: Lanes) -> None:
         super().__init__(context, lanes)
@@ -112,17 +150,17 @@ class Outward(_Crossing):
     def _descriptors(self, cuts: Cuts, staged: Int64Array) -> tuple[npt.NDArray[np.int64], bool]:
         return descriptors(cuts.addresses, staged, cuts.lengths)
 
-    def _add_staged(self, chunks: list[_Chunk], wide: bool, largest: int) -> None:
+    def _add_staged(self, rooms: list[list[_Room]], launch: _Launch) -> None:
         lanes = self._lanes
-        for i, (first, end, runs) in enumerate(chunks):
+        for i, runs in enumerate(rooms):
             lane = self._chunks % LANES
             if self._chunks >= LANES:
                 driver.wait_in(lanes.kernels, lanes.by_copy[lane])
             self._settle(lane)
-            lanes.launch(self._rows + first, end - first, wide, largest)
+            launch(i, lanes.memory + lane * CHUNK)
             driver.record(lanes.by_kernel[lane], lanes.kernels)
             driver.wait_in(lanes.copies, lanes.by_kernel[lane])
-            if i == len(chunks) - 1:
+            if i == len(rooms) - 1:
                 lanes.mark_nearly(lanes.copies)
             for address, length, at, is_pinned in runs:
                 to = address
@@ -146,7 +184,7 @@ class Outward(_Crossing):
 class Inward(_Crossing):
     """From host to device memory."""
 
-    function = "cuMemcpyHtoDAsync_v2"
+    function, inward = "cuMemcpyHtoDAsync_v2", True
 
     def _finish(self) -> None:
         lanes = self._lanes
@@ -159,15 +197,15 @@ class Inward(_Crossing):
     def _descriptors(self, cuts: Cuts, staged: Int64Array) -> tuple[npt.NDArray[np.int64], bool]:
         return descriptors(staged, cuts.addresses, cuts.lengths)
 
-    def _add_staged(self, chunks: list[_Chunk], wide: bool, largest: int) -> None:
+    def _add_staged(self, rooms: list[list[_Room]], launch: _Launch) -> None:
         lanes = self._lanes
-        for i, (first, end, runs) in enumerate(chunks):
+        for i, runs in enumerate(rooms):
             lane = self._chunks % LANES
             if self._chunks >= LANES:
                 driver.wait_in(lanes.copies, lanes.by_kernel[lane])
                 if not all(is_pinned for *_, is_pinned in runs):
                     driver.wait(lanes.by_copy[lane])  # the detour may still be read
-            if i == len(chunks) - 1:
+            if i == len(rooms) - 1:
                 lanes.mark_nearly(lanes.copies)
             for address, length, at, is_pinned in runs:
                 source = address
@@ -177,7 +215,7 @@ class Inward(_Crossing):
                 call(self.function, lanes.memory + lane * CHUNK + at, source, length, lanes.copies)
             driver.record(lanes.by_copy[lane], lanes.copies)
             driver.wait_in(lanes.kernels, lanes.by_copy[lane])
-            lanes.launch(self._rows + first, end - first, wide, largest)
+            launch(i, lanes.memory + lane * CHUNK)
             driver.record(lanes.by_kernel[lane], lanes.kernels)
             self._chunks += 1
 
@@ -196,11 +234,6 @@ def _rooms(runs: list[Run]) -> list[list[_Room]]:
             rooms[-1].append((address, part, at, is_pinned))
             address, at = address + part, at + part
     return rooms
-
-
-def _chunks(cuts: Cuts, rooms: list[list[_Room]]) -> list[_Chunk]:
-    firsts = cuts.firsts(CHUNK, int(cuts.starts[-1] + cuts.lengths[-1]))
-    return [(firsts[chunk], firsts[chunk + 1], room) for chunk, room in enumerate(rooms)]
 
 
 def _batches(pieces: Pieces, host: Pieces) -> Iterator[tuple[Pieces, Pieces]]:

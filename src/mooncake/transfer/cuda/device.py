@@ -36,7 +36,7 @@ class Device:
         self.context = Context(ordinal)
         with self.context.current():
             text = files(__package__).joinpath("copy.ptx").read_bytes()
-            self._kernels = driver.load_kernels(text, ["copy_wide", "copy_bytes"])
+            self._kernels = driver.load_kernels(text, ["copy_wide", "copy_bytes", "blocks_wide", "blocks_bytes"])
         self._free: list[Lanes] = []
         self._made = 0
         self._lock = threading.Condition()

@@ -256,10 +256,11 @@ def load_kernels(text: bytes, names: list[str]) -> list[Any]:
     return functions
 
 
-def launch(function: Any, grid: tuple[int, int], threads: int, argument: int, stream: Any) -> None:
-    """Of a kernel whose only argument is an address."""
-    value = _u64(argument)
-    arguments = (_pointer * 1)(ctypes.addressof(value))
+def launch(
+    function: Any, grid: tuple[int, int], threads: int, argument: ctypes.c_uint64 | ctypes.Structure, stream: Any
+) -> None:
+    """Of a kernel with one argument."""
+    arguments = (_pointer * 1)(ctypes.addressof(argument))
     call("cuLaunchKernel", function, *grid, 1, threads, 1, 1, 0, stream, arguments, None)
 
 
