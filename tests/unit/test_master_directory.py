@@ -129,6 +129,36 @@ def test_leased_values_stay_and_probes_may_be_broken_oldest_first() -> None:
     assert world.there(list("abcdx")) == "a-cdx"
 
 
+def test_what_was_just_put_outlasts_what_was_read_before() -> None:
+    """A lease keeps a value out of the eviction order for seconds; that must not make a new value the oldest in it."""
+    world = World(("h1", 100 * KIB), eviction_ratio=0.1, high_watermark=0.8)
+    world.put(list("abcdef"), 8 * KIB)
+    world.directory.exist(list("abcdef"), world.now)
+    world.wait(1)
+    world.put(list("uvwxyz"), 8 * KIB)
+    while world.directory.granting.evict_ahead(world.now):
+        pass
+    world.settle()
+    assert world.there(list("abcdefuvwxyz")) == "abcdefuvwxyz"  # nobody is waiting: not yet
+    world.wait(1.5)
+    assert world.put(list("1"), 16 * KIB) == [0]  # somebody is: the oldest leases are broken
+    assert world.there(list("abcdefuvwxyz1")) == "abcd--uvwxyz1"
+    world.wait(8)  # the other leases end: the values that were read go first
+    world.directory.granting.evict_ahead(world.now)
+    world.settle()
+    assert world.there(list("uvwxyz")) == "uvwxyz"
+    assert len(world.there(list("abcd")).replace("-", "")) < 4
+
+
+def test_what_was_just_put_goes_if_there_is_nothing_else() -> None:
+    world = World(("h1", 64 * KIB))
+    world.put(list("abcd"), 16 * KIB)
+    world.directory.exist(["a"], world.now)
+    world.wait(0.5)
+    world.put(["x"], 32 * KIB)  # the lease of "a" is too young to be broken
+    assert world.there(list("abcdx")) == "ab--x"
+
+
 def test_a_prefix_ends_at_the_first_gap_and_only_it_is_leased() -> None:
     world = World()
     world.put(["r0/a", "r1/a", "r0/b", "r1/b", "r0/c", "r0/d", "r1/d"], KIB)

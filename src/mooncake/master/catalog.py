@@ -12,10 +12,10 @@ from itertools import count
 
 from mooncake.master.config import MasterConfig
 from mooncake.master.counters import Counters
-from mooncake.master.eviction import EvictionPolicy, Lru
+from mooncake.master.eviction import EvictionPolicy, Fresh, Lru
 from mooncake.master.keymap import KeyMap
 from mooncake.master.leases import ProbeLeases, ReadLease, ReadLeases
-from mooncake.master.objects import GONE, HARD_PIN, SOFT_PIN, Group, Object, Replica, Unit, lay, parts, replicas
+from mooncake.master.objects import FRESH, GONE, HARD_PIN, SOFT_PIN, Group, Object, Replica, Unit, lay, parts, replicas
 from mooncake.master.pool import Pool, Segment
 from mooncake.master.tombstones import Tombstones
 
@@ -43,6 +43,7 @@ class Catalog:
         self.soft_pinned = 0
         self.newest_seq: Callable[[], int] = int  # of the directory
         self._idle = policy()
+        self._fresh = Fresh(policy(), ttl)
         self._soft = policy()  # soft-pinned units: a second pass, if at all
         self._pins: list[tuple[float, int, Object]] = []  # ends of soft pins
         self._order = count()
@@ -61,10 +62,15 @@ class Catalog:
             self.soft_pinned += 1
             heapq.heappush(self._pins, (soft_until, next(self._order), obj))
             if obj.group is not None:
-                self._order_of(obj.group).remove(obj.group)
+                self._take_out(obj.group)
                 obj.group.flags |= SOFT_PIN
                 obj.group.soft_until = max(obj.group.soft_until, soft_until)
-        self.settle(obj.unit(), now)
+        unit = obj.unit()
+        if unit.flags & SOFT_PIN:
+            self.settle(unit, now)
+        elif self._may_go(unit, now):
+            self._take_out(unit)
+            self._fresh.add(unit, now)
 
     def _join(self, obj: Object, name: str) -> None:
         group = self.group(name)
@@ -82,7 +88,7 @@ class Catalog:
     def close_group(self, group: Group) -> None:
         """Forget the group if nothing is left of it."""
         if not group.members and not group.open:
-            self._order_of(group).remove(group)
+            self._take_out(group)
             group.lease = 0.0
             self.groups.pop(group.name, None)
 
@@ -95,7 +101,7 @@ class Catalog:
         self.objects.pop(obj.key)
         group = obj.group
         if group is None:
-            self._order_of(obj).remove(obj)
+            self._take_out(obj)
         else:
             obj.group = None
             del group.members[obj.key]
@@ -180,8 +186,9 @@ class Catalog:
                     self.settle(obj.unit(), now)
 
     def end_leases(self, now: float, limit: int) -> int:
-        """Let up to `limit` leased units go whose time is over; how many."""
-        units = self.probes.ended(now, limit)
+        """Let up to `limit` units go that were leased, or fresh, and whose time is over; how many."""
+        units = self._fresh.ended(now, limit)
+        units += self.probes.ended(now, limit - len(units))
         for unit in units:
             self.settle(unit, now)
         done = len(units)
@@ -199,9 +206,8 @@ class Catalog:
             if obj.flags & GONE:
                 continue
             unit = obj.unit()
-            order = self._order_of(unit)
-            held = unit in order
-            order.remove(unit)
+            held = unit in self._soft
+            self._take_out(unit)
             obj.flags &= ~SOFT_PIN
             self.soft_pinned -= 1
             if obj.group is not None and obj.group.soft_until <= now:
@@ -214,6 +220,8 @@ class Catalog:
     def settle(self, unit: Unit, now: float) -> None:
         """Put `unit` at the end of the eviction order, if it may go at all."""
         if self._may_go(unit, now):
+            if unit.flags & FRESH:
+                self._fresh.remove(unit)
             self._order_of(unit).touch(unit)
 
     def unpark(self, segment: Segment, now: float) -> None:
@@ -224,18 +232,38 @@ class Catalog:
                 self.settle(unit, now)
 
     def evict(self, room: int, now: float, limit: int) -> int:
-        """Evict units until `room` bytes will come free, looking at no more than `limit`; how many bytes will."""
+        """Evict units that were not used lately until `room` bytes will come free, looking at no more than `limit`; how
+        many bytes will.  None that was put goes before one that was read longer ago and is still leased for it."""
+        leased = self.probes.oldest()
         freed = 0
         while freed < room and limit:
             limit -= 1
             unit = self._idle.victim()
-            if unit is None and self._config.allow_evict_soft_pinned:
-                unit = self._soft.victim()
+            if unit is None and (since := self._fresh.oldest()) is not None:
+                if leased is not None and leased < since:
+                    break
+                unit = self._fresh.order.victim()
+            unit = unit or self._soft_victim()
             if unit is None:
                 break
-            self._order_of(unit).remove(unit)
+            self._take_out(unit)
             freed += self._evict(unit, now)  # what may not go now comes back when it may
         return freed
+
+    def evict_fresh(self, room: int, now: float, limit: int) -> int:
+        """As evict, of units that were just put, whatever is leased."""
+        freed = 0
+        while freed < room and limit:
+            limit -= 1
+            unit = self._fresh.order.victim() or self._soft_victim()
+            if unit is None:
+                break
+            self._take_out(unit)
+            freed += self._evict(unit, now)
+        return freed
+
+    def _soft_victim(self) -> Unit | None:
+        return self._soft.victim() if self._config.allow_evict_soft_pinned else None
 
     def break_leases(self, room: int, now: float, limit: int) -> int:
         """As evict, of units under probe leases, the oldest first."""
@@ -248,7 +276,7 @@ class Catalog:
             if unit.flags & SOFT_PIN and not self._config.allow_evict_soft_pinned:
                 self.settle(unit, now)
                 continue
-            self._order_of(unit).remove(unit)
+            self._take_out(unit)
             freed += self._evict(unit, now)
         return freed
 
@@ -280,5 +308,12 @@ class Catalog:
             return False
         return not isinstance(unit, Group) or not (unit.open or unit.pins)
 
+    def _take_out(self, unit: Unit) -> None:
+        """Of the order that it is in, if it is in one."""
+        self._order_of(unit).remove(unit)
+        unit.flags &= ~FRESH
+
     def _order_of(self, unit: Unit) -> EvictionPolicy:
-        return self._soft if unit.flags & SOFT_PIN else self._idle
+        if unit.flags & SOFT_PIN:
+            return self._soft
+        return self._fresh.order if unit.flags & FRESH else self._idle

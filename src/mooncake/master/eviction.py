@@ -1,16 +1,19 @@
 """In which order units leave when room is needed: one small interface, and LRU behind it.
 
 The directory tells a policy only of units that may go: not of those that are leased, being read, hard-pinned or in
-progress.  A unit that becomes leased stays where it is; should it come up, the directory takes it out, and brings it
-back (`touch`) when its lease has ended.  So a read costs a policy nothing, and a leased unit is looked at once a lease
-at most.
+progress, nor of those that were just put, which are `Fresh` first.  A unit that becomes leased stays where it is;
+should it come up, the directory takes it out, and brings it back (`touch`) when its lease has ended.  So a read costs a
+policy nothing, and a leased unit is looked at once a lease at most.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Protocol
 
-from mooncake.master.objects import Unit
+from mooncake.master.objects import FRESH, Unit
+
+_SHARED_S = 0.01
 
 
 class EvictionPolicy(Protocol):
@@ -57,3 +60,51 @@ class Lru:
 
     def __contains__(self, unit: Unit) -> bool:
         return unit.before is not None
+
+
+class Fresh:
+    """Units that were put within the last `span` seconds, as long as a lease lasts.
+
+    Who reads a value leases it, and so keeps it out of the policy for that long.  Without this, a value that was put a
+    moment ago would be the only one that may go, before all that were read in the last seconds: the newest first.
+    """
+
+    def __init__(self, order: EvictionPolicy, span: float) -> None:
+        self.order = order
+        self._span = span
+        self._moments: deque[tuple[float, list[Unit]]] = deque()
+        self._at = 0  # first of the oldest moment that was not taken yet
+
+    def add(self, unit: Unit, now: float) -> None:
+        unit.flags |= FRESH
+        self.order.touch(unit)
+        if not self._moments or now >= self._moments[-1][0] + _SHARED_S:
+            self._moments.append((now, []))
+        self._moments[-1][1].append(unit)
+
+    def remove(self, unit: Unit) -> None:
+        unit.flags &= ~FRESH
+        self.order.remove(unit)
+
+    def ended(self, now: float, limit: int) -> list[Unit]:
+        """Take up to `limit` units that are not fresh any more, in the order in which they were put."""
+        units: list[Unit] = []
+        while len(units) < limit and (since := self.oldest()) is not None and since <= now - self._span:
+            unit = self._moments[0][1][self._at]
+            self._at += 1
+            self.remove(unit)
+            units.append(unit)
+        return units
+
+    def oldest(self) -> float | None:
+        """When the oldest one was put, within 10 ms; None if there is none."""
+        moments = self._moments
+        while moments:
+            since, units = moments[0]
+            while self._at < len(units):
+                if units[self._at].flags & FRESH:
+                    return since
+                self._at += 1
+            moments.popleft()
+            self._at = 0
+        return None

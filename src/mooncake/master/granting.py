@@ -340,6 +340,8 @@ class Granting:
             freed += self.spare(room - freed, now - self._config.break_lease_after_s, now)
         if breaking and freed < room:
             freed += self._catalog.break_leases(room - freed, now, limit)
+        if breaking and freed < room:
+            freed += self._catalog.evict_fresh(room - freed, now, limit)
         for suffix in ("total", "mem"):
             counters["master_attempted_evictions_" + suffix] += 1
             if freed:

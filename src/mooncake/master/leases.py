@@ -58,6 +58,17 @@ class _Ends:
             self._drop_oldest()
         return None
 
+    def first(self) -> float | None:
+        """The end of the lease that ends first."""
+        while self._lists:
+            end, leased = self._lists[0]
+            while self._at < len(leased):
+                if leased[self._at].lease is end:
+                    return end
+                self._at += 1
+            self._drop_oldest()
+        return None
+
     def _drop_oldest(self) -> None:
         self._lists.popleft()
         self._at = 0
@@ -103,6 +114,11 @@ class ProbeLeases:
         """Up to `limit` units whose last lease has ended, in order."""
         units = self._ends.ended(now, limit)
         return units + self._unbreakable.ended(now, limit) if self._unbreakable else units
+
+    def oldest(self) -> float | None:
+        """When the oldest lease that may be broken was granted, within 10 ms; None if there is none."""
+        end = self._ends.first()
+        return None if end is None else end - self.ttl - _SHARED_S
 
     def break_oldest(self, latest_grant: float) -> Unit | None:
         """End the oldest lease under which nobody reads; None if none was granted by `latest_grant`."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 HARD_PIN = 1
 SOFT_PIN = 2
 GONE = 4  # no longer in the directory; perhaps still being read
+FRESH = 8  # was put a moment ago, see eviction.Fresh
 
 _SLOT_COUNT_BITS = 8
 MOST_FLAT_SLOTS = (1 << _SLOT_COUNT_BITS) - 1
