@@ -261,7 +261,7 @@ def test_a_batch_in_overlapping_parts(pace, master, make_gpu_worker):
     worker(
         """
 from mooncake.store import vectors
-vectors.FIRST_PART = vectors.PART = 300 << 10
+vectors.LISTS = vectors.Cutting(300 << 10, 1.0, 300 << 10, 1 << 62)
 assert all(round_trip(seed, [32 << 10, 4096], 40, 16) for seed in range(3))
 assert round_trip(9, [1, 17, 70001], 30, 8)
 size, block = 8 << 20, 32 << 10
@@ -407,7 +407,7 @@ def test_blocks_come_back(way, part, pace, master, make_gpu_worker, make_worker,
     worker = make_gpu_worker(master, segment=128 * MIB if way == "own segment" else 0)
     worker(BLOCKS)
     if part:
-        worker("from mooncake.store import vectors\nvectors.FIRST_PART = vectors.PART = part", part=part)
+        worker("from mooncake.store import blocks\nblocks.CUTTING = blocks.Cutting(part, 1.0, part, 7)", part=part)
     for seed, options in enumerate(SHAPES.values()):
         assert worker("result = blocks_round_trip(seed, **options)", seed=seed, options=options) is True
 

@@ -66,6 +66,7 @@ class PutPipeline:
             asked = self._rpc.begin(PutStart(keys, sizes, options, eager), PutStarted)
             yield
             prepare()
+            yield
             started = asked()
         except StoreError as error:
             return [int(error.code)] * len(keys)

@@ -11,7 +11,7 @@ from mooncake.errors import ErrorCode
 from mooncake.store.gets import get_steps
 from mooncake.store.member import INVALID, Member, NotSetUpError
 from mooncake.store.puts import store_steps
-from mooncake.store.vectors import parts_of
+from mooncake.store.vectors import Cutting, parts_of
 from mooncake.transfer.blocks import MANY, BlockVector
 from mooncake.transfer.steps import overlap
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mooncake.client.put import PiecesOf
     from mooncake.store.gets import VectorsOf
 
+CUTTING = Cutting(16 << 20, 3, 512 << 20, MANY)
 TRANSFER_FAIL = int(ErrorCode.TRANSFER_FAIL)
 
 
@@ -71,7 +72,7 @@ class Blocks(Member):
 
 def _parts(client: "StoreClient", blocks: BlockVector) -> list[slice]:
     sizes = [blocks.shape.block_bytes] * len(blocks.blocks)
-    return parts_of(client, sizes, int(blocks.shape.bases[0]), MANY)
+    return parts_of(client, sizes, int(blocks.shape.bases[0]), CUTTING)
 
 
 def _vectors(blocks: BlockVector) -> "PiecesOf":

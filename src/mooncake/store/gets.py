@@ -187,6 +187,7 @@ def get_steps(
         asked = client.gets.begin_locate(list(keys))
         yield
         prepare()
+        yield
         located = asked()
     except StoreError as error:
         return [int(error.code)] * len(keys)

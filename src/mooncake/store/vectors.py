@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from mooncake.errors import UnsoundError
 from mooncake.transfer.cuda import driver
@@ -14,33 +14,44 @@ if TYPE_CHECKING:
 
 Lists = Sequence[Sequence[int]]
 
-FIRST_PART, PART = 16 << 20, 512 << 20  # bytes of the first part, and at most: 10 ms of a GPU's work
-_GROWTH = 4  # how much quicker a part is prepared than copied
+
+class Cutting(NamedTuple):
+    """How a batch is cut: bytes of the first part; how much larger the next ones may be, each prepared while the one
+    before it is copied; bytes and values of the largest."""
+
+    first: int
+    growth: float
+    largest: int
+    most: int
 
 
-def parts_of(client: "StoreClient", totals: list[int], address: int, most: int = 1 << 62) -> list[slice]:
+LISTS = Cutting(28 << 20, 2, 512 << 20, 1 << 62)
+
+
+def parts_of(client: "StoreClient", totals: list[int], address: int, cutting: Cutting) -> list[slice]:
     """How a batch is cut so that GPUs copy one part while the master is asked about the next; most are not.  The first
     one is small: nothing goes on while that is begun.  Few are best: beside a busy thread, each may cost it and this
-    one several turns of the interpreter lock.  `totals`: bytes of the values; `address`: one of the addresses;
-    `most`: values of a part."""
+    one several turns of the interpreter lock.  `totals`: bytes of the values; `address`: one of theirs."""
     whole = [slice(0, len(totals))]
-    if not driver.is_loaded() or sum(totals) < 2 * FIRST_PART:
+    if not driver.is_loaded() or sum(totals) < 2 * cutting.first:
         return whole
     if client.registered.covers_one(address, 1, write=False):
         return whole
-    parts, first, held, room = [], 0, 0, FIRST_PART
+    parts, first, held, room = [], 0, 0, cutting.first
     for i, total in enumerate(totals):
         held += total
-        if held >= room or i + 1 - first == most:
+        if held >= room or i + 1 - first == cutting.most:
             parts.append(slice(first, i + 1))
-            first, held, room = i + 1, 0, min(_GROWTH * room, PART)
+            first, held, room = i + 1, 0, min(int(cutting.growth * room), cutting.largest)
     if first < len(totals):
         parts.append(slice(first, len(totals)))
     return parts
 
 
 def parts_of_lists(client: "StoreClient", totals: list[int], addresses: Lists) -> list[slice]:
-    return parts_of(client, totals, addresses[0][0]) if addresses and addresses[0] else [slice(0, len(totals))]
+    if not addresses or not addresses[0]:
+        return [slice(0, len(totals))]
+    return parts_of(client, totals, addresses[0][0], LISTS)
 
 
 def trust_of(client: "StoreClient", checked: bool, write: bool) -> "Trust":

@@ -1,7 +1,8 @@
 """Transfers as generators, so that several go on at once in one thread.
 
-One yields when it has asked the master, and again when its bytes move without this thread (a GPU copies); one of which
-nothing goes on by itself need not yield the second time.  Going on with it to its end waits for whatever is due.
+One yields when it has asked the master, when it has prepared what it can before the answer, and again when its bytes
+move without this thread (a GPU copies); one of which nothing goes on by itself need not yield the last time.  Going on
+with it to its end waits for whatever is due.
 """
 
 from collections import deque
@@ -42,25 +43,30 @@ class _Going(Generic[Result]):
 
 
 def overlap(transfers: Iterable[Transfer[Result]]) -> list[Result]:
-    """Their results, in order.  While the bytes of one move, the next one's begin to, and the master is asked about the
-    one after that."""
+    """Their results, in order.  The bytes of up to two move at a time, and meanwhile the master is asked about the next
+    one and that is prepared; about the first two it is asked before anything moves."""
     all_of_them: list[_Going[Result]] = []
-    going: deque[_Going[Result]] = deque()
+    moving: deque[_Going[Result]] = deque()
+    first: _Going[Result] | None = None
     try:
         for steps in transfers:
             asked = _Going(steps)
             all_of_them.append(asked)
-            going.append(asked)
+            moving.append(asked)
             asked.step()
-            if len(going) > 1:
-                going[-2].step()
-            if len(going) > 2:
-                going.popleft().finish()
-        if going:
-            going[-1].step()
-        while going:
-            going.popleft().finish()
+            asked.step()
+            if len(all_of_them) == 1:
+                first = asked
+                continue
+            if first is not None:
+                first.step()
+                first = None
+            if len(moving) > 2:
+                moving.popleft().finish()
+            asked.step()
+        while moving:
+            moving.popleft().finish()
     finally:
-        for one in going:
+        for one in moving:
             one.steps.close()
     return [one.results[0] for one in all_of_them]

@@ -188,8 +188,7 @@ class Inward(_Crossing):
 
     def _finish(self) -> None:
         lanes = self._lanes
-        lanes.wait(lanes.copies, nearly=True)  # pieces that went by themselves are in this stream alone
-        lanes.wait(lanes.kernels)
+        lanes.wait(lanes.copies, lanes.kernels, nearly=True)  # the former for pieces that went by themselves
 
     def _ends(self, near: Int64Array, far: Int64Array) -> tuple[Int64Array, Int64Array]:
         return near, far

@@ -13,13 +13,14 @@ import numpy.typing as npt
 from mooncake.errors import TransferError
 from mooncake.transfer.cuda import driver
 from mooncake.transfer.cuda.crossing import FEW, Inward, Outward
-from mooncake.transfer.cuda.driver import Context, CudaError, call
+from mooncake.transfer.cuda.driver import Context, CudaError, Range, call
 from mooncake.transfer.cuda.lanes import TABLE, Lanes
 from mooncake.transfer.cuda.plan import descriptors, pair
 from mooncake.transfer.pieces import Pieces
 
 MOST_LANES = 4  # sets of lanes of a device: how many calls run at once
 NO_GPU = -1  # host memory, in place of a GPU's number
+_FEW_KINDS = 128  # pieces: quicker one by one
 
 
 class _Held(threading.local):
@@ -150,6 +151,8 @@ def only_kind_of(pieces: Pieces) -> int | None:
 def kinds_of(pieces: Pieces) -> npt.NDArray[np.int64]:
     """For each piece the GPU whose memory it is, NO_GPU if it is none's.  Raises TransferError for one that runs over
     the end of its allocation: a kernel that touched what is not there would end the whole process's CUDA."""
+    if len(pieces.lengths) <= _FEW_KINDS:
+        return np.array(list(_kinds_one_by_one(pieces)), np.int64)
     first, last = pieces.addresses, pieces.addresses + pieces.lengths
     kinds = np.full(len(first), NO_GPU, np.int64)
     left = np.ones(len(first), bool)
@@ -160,9 +163,24 @@ def kinds_of(pieces: Pieces) -> npt.NDArray[np.int64]:
             left &= first != at
             continue
         inside = left & (first >= allocation.base) & (first < allocation.end)
-        over = int(last[inside].max())
-        if over > allocation.end and driver.run_of(allocation, over).end < over:
-            raise TransferError(f"a piece in the device allocation at {allocation.base:#x} runs over its end")
+        _check_end(allocation, int(last[inside].max()))
         kinds[inside] = allocation.device
         left &= ~inside
     return kinds
+
+
+def _kinds_one_by_one(pieces: Pieces) -> Iterator[int]:
+    allocation: Range | None = None
+    for first, length in zip(pieces.addresses.tolist(), pieces.lengths.tolist(), strict=True):
+        if allocation is None or not allocation.base <= first < allocation.end:
+            allocation = driver.range_of(first)
+        if allocation is None:
+            yield NO_GPU
+            continue
+        _check_end(allocation, first + length)
+        yield allocation.device
+
+
+def _check_end(allocation: Range, end: int) -> None:
+    if end > allocation.end and driver.run_of(allocation, end).end < end:
+        raise TransferError(f"a piece in the device allocation at {allocation.base:#x} runs over its end")

@@ -10,7 +10,7 @@ from mooncake.transfer.cuda import driver
 from mooncake.transfer.pieces import view
 
 LANES = 3
-CHUNK = 8 << 20  # bytes of a lane
+CHUNK = 16 << 20  # bytes of a lane
 TABLE = 1 << 16  # descriptors; a larger batch is cut
 _THREADS, _SLICE = 256, 32 << 10  # of copy.cu
 _ROW = 24  # bytes of a descriptor
@@ -65,12 +65,13 @@ class Lanes:
         """Little is left to do in `stream`: so far a waiting thread may sleep, waking up takes time."""
         driver.record(self._nearly, stream)
 
-    def wait(self, stream: Any, nearly: bool = False) -> None:
-        """Until all that `stream` has to do is done."""
-        driver.record(self._end, stream)
+    def wait(self, *streams: Any, nearly: bool = False) -> None:
+        """Until all that they have to do is done."""
         if nearly:
             driver.wait(self._nearly)
-        driver.wait(self._end)
+        for stream in streams:
+            driver.record(self._end, stream)
+            driver.wait(self._end)
 
     def launch(self, row: int, count: int, wide: bool, largest: int) -> None:
         """The copy kernel for `count` descriptors of the table; `largest` bytes is the largest."""
