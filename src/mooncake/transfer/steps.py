@@ -54,13 +54,14 @@ def overlap(transfers: Iterable[Transfer[Result]]) -> list[Result]:
             all_of_them.append(asked)
             moving.append(asked)
             asked.step()
-            asked.step()
             if len(all_of_them) == 1:
+                asked.step()
                 first = asked
                 continue
             if first is not None:
                 first.step()
                 first = None
+            asked.step()
             if len(moving) > 2:
                 moving.popleft().finish()
             asked.step()
