@@ -1,6 +1,6 @@
 """Rates between GPU memory and the pool, and between two processes' GPU memory, beside the limits they run against.
 
-    python -m benchmarks.gpu [--only limits,store,overhead,engine,beside] [--repeats 7] [--json FILE]
+    python -m benchmarks.gpu.memory [--only limits,store,overhead,engine,beside] [--repeats 7] [--json FILE]
 
 Needs one NVIDIA GPU, torch and 24 GiB of memory.  Starts a master on loopback.  `store`: values of one block a key in
 64 pieces, as vLLM's connector makes them, 512 MiB a call, between scattered blocks and this process's own segment; the
