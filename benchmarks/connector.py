@@ -95,7 +95,7 @@ def measure_hits(python: Path, model: Path, folder: Path, repeats: int) -> dict[
         for kind in ("own", "in-tree"):
             servers[kind] = []
             for i in range(2):
-                transfer = own_store_config() if kind == "own" else transfer_config(10 + i)
+                transfer = own_store_config(decline_slow_loads=False) if kind == "own" else transfer_config(10 + i)
                 name = f"{kind}{i}"
                 servers[kind].append(Server(zygote, name, model, folder, master.config, "kv_both", transfer))
                 servers[kind][-1].wait_ready()

@@ -7,10 +7,13 @@ from typing import Any, NamedTuple
 
 GIB = 1 << 30
 
-_OURS = {"kv_connector": "MooncakeStoreConnector", "kv_connector_module_path": "mooncake.vllm", "kv_role": "kv_both"}
+_OURS = {
+    "kv_connector": "MooncakeStoreConnector",
+    "kv_connector_module_path": "mooncake.vllm",
+    "kv_connector_extra_config": {"decline_slow_loads": False},  # they are what is measured
+}
 _IN_TREE = {
     "kv_connector": "MooncakeStoreConnector",
-    "kv_role": "kv_both",
     "kv_load_failure_policy": "recompute",
     "kv_connector_extra_config": {"lookup_async": True},
 }
@@ -74,8 +77,7 @@ def arguments(configuration: Configuration, number: int, options: Any) -> dict[s
             extra["cpu_bytes_to_use"] = int(options.pool_gib * GIB)
         elif "lookup_async" in extra:
             extra["lookup_rpc_port"] = number  # two engines of one host with the same are wired to each other
-        elif configuration.name in options.extra:
-            extra |= options.extra[configuration.name]
+        extra |= options.extra.get(configuration.name, {})
         if extra:
             transfer["kv_connector_extra_config"] = extra
         found["kv_transfer_config"] = transfer

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from vllm.config import KVTransferConfig, set_current_vllm_config
+from vllm.config import KVEventsConfig, KVTransferConfig, set_current_vllm_config
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.engine.arg_utils import EngineArgs
@@ -48,17 +48,22 @@ def answer(prompt: list[int], count: int) -> list[int]:
 
 
 class Engine:
-    def __init__(self, model: str, num_blocks: int, role: str = "kv_both", **extra: Any) -> None:
+    def __init__(
+        self, model: str, num_blocks: int, role: str = "kv_both", *, events: bool = False, **extra: Any
+    ) -> None:
+        """`extra`: the connector's settings.  Loads are not declined unless they say so: a step here takes no time."""
         transfer = KVTransferConfig(
             kv_connector="MooncakeStoreConnector",
             kv_connector_module_path="mooncake.vllm",
             kv_role=role,
-            kv_connector_extra_config=extra,
+            kv_connector_extra_config={"decline_slow_loads": False, **extra},
         )
         config = EngineArgs(
             model=model, dtype="float32", enforce_eager=True, max_model_len=1024, block_size=BLOCK, max_num_seqs=8,
             max_num_batched_tokens=128, kv_transfer_config=transfer, async_scheduling=False,
+            kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null") if events else None,
         ).create_engine_config()  # fmt: skip
+        self.config = config
         config.cache_config.num_gpu_blocks = num_blocks
         spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=HEADS, head_size=WIDTH // 2, dtype=torch.float32)
         names = [f"layers.{i}" for i in range(LAYERS)]
@@ -78,6 +83,7 @@ class Engine:
         self.answers: dict[str, list[int]] = {}  # finished ones
         self.external = 0  # tokens loaded, as vLLM counts them
         self.preemptions = 0
+        self.stats: list[dict[str, list[dict[str, Any]]]] = []  # of both halves, as vLLM's API server gets them
         self._finished: set[str] = set()
 
     # -- requests
@@ -129,6 +135,8 @@ class Engine:
         for each in outputs.values():
             if each.scheduler_stats is not None and each.scheduler_stats.connector_prefix_cache_stats is not None:
                 self.external += each.scheduler_stats.connector_prefix_cache_stats.hits
+            if each.scheduler_stats is not None and each.scheduler_stats.kv_connector_stats:
+                self.stats.append(each.scheduler_stats.kv_connector_stats)
             for one in each.outputs:
                 self._take(one)
 

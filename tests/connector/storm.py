@@ -64,6 +64,9 @@ class Faulty:
         self._counts["blocks saved"] += codes.count(0)
         return codes
 
+    def read_stats(self):
+        return self._store.read_stats()
+
     def close(self):
         self._store.close()
 

@@ -75,7 +75,8 @@ def start_own(zygote, model, tmp_path):
     """With this package's own connector; a role may be its whole configuration, JSON text."""
 
     def settings_of(role, pool):
-        transfer = role if role.startswith("{") else own_store_config(role)
+        # On a busy machine loads of a tiny model are at times slower than computing: they are made all the same.
+        transfer = role if role.startswith("{") else own_store_config(role, decline_slow_loads=False)
         more = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_LOGGING_LEVEL": "DEBUG"}
         return transfer, {**pool_environment(pool.config), **more}
 

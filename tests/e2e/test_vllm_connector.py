@@ -44,7 +44,9 @@ def test_a_hit_is_told_in_metrics_and_log(pool, start_own):
 
 def test_multi_connector_and_decoded_tokens(pool, start_own):
     """Inside vLLM's MultiConnector, with blocks that an answer fills saved as well: a second turn hits them."""
-    inner = json.loads(own_store_config("kv_both", save_decode_cache=True, lookup_budget_ms=2000))
+    inner = json.loads(
+        own_store_config("kv_both", save_decode_cache=True, lookup_budget_ms=2000, decline_slow_loads=False)
+    )
     multi = {
         "kv_connector": "MultiConnector",
         "kv_role": "kv_both",

@@ -69,6 +69,7 @@ class Attachments:
         self._turns: dict[int, threading.Lock] = {}  # of segments that are being attached
         self._refused: dict[int, float] = {}  # until when not to try again
         self.moved: dict[str, int] = {"local": 0, "shm": 0, "tcp": 0}  # bytes, by transport
+        self.read = dict(self.moved)  # of those, what gets brought
 
     def add_own(self, info: SegmentInfo, transport: ShmTransport) -> None:
         self._by_segment[info.segment] = Attachment(info, transport, own=True)
@@ -110,10 +111,13 @@ class Attachments:
                 return attachment, transport
         return None
 
-    def count(self, segment: int, length: int) -> None:
+    def count(self, segment: int, length: int, *, read: bool = False) -> None:
         known = self._by_segment.get(segment)
         if known is not None:
-            self.moved["local" if known.own else known.transport.name] += length
+            name = "local" if known.own else known.transport.name
+            self.moved[name] += length
+            if read:
+                self.read[name] += length
 
     def forget(self, segment: int) -> None:
         """A transfer failed: ask again next time.  Never the own one, nor one that is known to be out of reach now."""

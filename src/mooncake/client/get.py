@@ -91,7 +91,7 @@ class GetPipeline:
                 attachment.leave()
             if now() >= located.deadline:
                 return int(ErrorCode.LEASE_EXPIRED)
-            self._attachments.count(place[0], size)
+            self._attachments.count(place[0], size, read=True)
             return size
         finally:
             self.finish(located)
@@ -137,7 +137,7 @@ class GetPipeline:
             return int(error.code)
         if now() >= deadline:
             return int(ErrorCode.LEASE_EXPIRED)
-        self._attachments.count(segment, vector.total)
+        self._attachments.count(segment, vector.total, read=True)
         return 0
 
     def _by_segment(self, left: dict[int, list[list[int]]]) -> "dict[int, list[_Cut]]":

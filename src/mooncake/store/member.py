@@ -71,6 +71,10 @@ class Member:
         """Bytes moved so far by transport: "local" (our own segment), "shm" (same host), "tcp"."""
         return dict(self._client.attachments.moved) if self._client is not None else {}
 
+    def read_stats(self) -> dict[str, int]:
+        """Of `transfer_stats()`, what gets have brought."""
+        return dict(self._client.attachments.read) if self._client is not None else {}
+
     def register_buffer(self, buffer_ptr: int, size: int) -> int:
         """Declare memory that later calls will name addresses in.  0; INVALID_PARAMS for null, empty, overlapping or
         unmapped ranges."""

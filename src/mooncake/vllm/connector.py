@@ -5,6 +5,7 @@ Loads always go on between steps (asynchronous), so no forward pass waits for th
 used.
 """
 
+from collections.abc import Collection
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole
@@ -13,12 +14,16 @@ from vllm.version import __version__ as vllm_version
 
 from mooncake.client.prefixes import PrefixClient
 from mooncake.vllm import identity, versions
+from mooncake.vllm.events import Events
 from mooncake.vllm.lookup import Lookups
+from mooncake.vllm.metrics import Metrics
 from mooncake.vllm.plan import Report, StepPlan
 from mooncake.vllm.scheduler import SchedulerHalf
 from mooncake.vllm.settings import Settings, read_pool_config
-from mooncake.vllm.stats import MooncakeStoreConnectorStats, MooncakeStorePromMetrics
+from mooncake.vllm.stats import MooncakeStoreConnectorStats
+from mooncake.vllm.watch import Watch
 from mooncake.vllm.worker import WorkerHalf
+from mooncake.vllm.worth import Worth
 
 versions.check_version(vllm_version)
 
@@ -41,17 +46,21 @@ class MooncakeStoreConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM 
         if role == KVConnectorRole.SCHEDULER:
             versions.share_block_hashes(str(vllm_config.cache_config.prefix_caching_hash_algo))
             block_size, hash_size = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
-            speculative = vllm_config.speculative_config
+            speculative, world = vllm_config.speculative_config, vllm_config.parallel_config.world_size
             self._scheduler = SchedulerHalf(
                 settings,
                 Lookups(PrefixClient(config.master_server_address, _MASTER_LIMIT)),
                 block_size,
                 hash_size,
                 kv_cache_config.num_blocks,
-                vllm_config.parallel_config.world_size,
+                world,
                 saves=transfer.kv_role != "kv_consumer",
                 lag=1 if speculative is not None and speculative.use_eagle() else 0,
             )
+            worth = Worth() if settings.decline_slow_loads else None
+            events = vllm_config.kv_events_config
+            events = Events(block_size, hash_size, world) if events and events.enable_kv_cache_events else None
+            self._watch = Watch(self._scheduler.tally, block_size, worth, events)
         else:
             self._worker = WorkerHalf(config, settings, vllm_config, kv_cache_config)
 
@@ -68,6 +77,8 @@ class MooncakeStoreConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM 
     # -- metrics, of both
 
     def get_kv_connector_stats(self) -> Any:
+        if self._worker is not None:
+            self._worker.look()
         half = self._scheduler or self._worker
         return half.tally.take() if half is not None else None
 
@@ -79,7 +90,7 @@ class MooncakeStoreConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM 
     def build_prom_metrics(
         cls, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine_labelvalues: dict[int, list[object]]
     ) -> Any:
-        return MooncakeStorePromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        return Metrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     # -- scheduler
 
@@ -92,27 +103,43 @@ class MooncakeStoreConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM 
         self._planner.bind(gpu_block_pool)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        return self._planner.matched(request, num_computed_tokens)
+        offer = self._planner.matched(request, num_computed_tokens)
+        return self._watch.offered(request, num_computed_tokens, offer, self._planner.lookup(request.request_id))
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         self._planner.allocated(request, blocks.get_block_ids()[0] if num_external_tokens else [], num_external_tokens)
+        self._watch.allocated(request, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
-        return self._planner.plan(scheduler_output)
+        plan = self._planner.plan(scheduler_output)
+        self._watch.planned(plan, scheduler_output.num_scheduled_tokens)
+        return plan
 
     def update_connector_output(self, connector_output: Any) -> None:
         report = connector_output.kv_connector_worker_meta
-        self._planner.report(report if isinstance(report, Report) else None, connector_output.finished_recving or ())
+        report = report if isinstance(report, Report) else None
+        received = connector_output.finished_recving or ()
+        self._planner.report(report, received)
+        self._watch.ended(report, received)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         self._planner.finished(request.request_id)
+        self._watch.finished(request.request_id)
         return False, None
 
     def has_pending_push_work(self) -> bool:
         return self._planner.busy()
 
     def reset_cache(self) -> bool | None:
-        return self._scheduler.reset() if self._scheduler is not None else None
+        if self._scheduler is None:
+            return None
+        done = self._scheduler.reset()
+        if done:
+            self._watch.cleared()
+        return done
+
+    def take_events(self) -> Collection[Any]:
+        return self._watch.take_events()
 
     # -- worker
 

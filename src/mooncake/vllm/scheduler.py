@@ -122,6 +122,11 @@ class SchedulerHalf:
         state.offer = first, count
         return count * self._block_size, True
 
+    def lookup(self, request_id: str) -> Lookup | None:
+        """What is being asked, or was last answered, of a request that waits."""
+        state = self._requests.get(request_id)
+        return state.lookup if state is not None else None
+
     def allocated(self, request: Any, block_ids: list[int], external: int) -> None:
         """vLLM gave a request its blocks, of which `external` tokens are to be loaded, or none."""
         state = self._requests.get(request.request_id)

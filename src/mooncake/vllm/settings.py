@@ -87,6 +87,7 @@ _PARSERS: dict[str, Callable[[object], Any]] = {
     "lookup_budget_ms": _whole(0, 60_000),
     "save_decode_cache": parse_bool,
     "max_pinned_percent": _whole(1, 90),
+    "decline_slow_loads": parse_bool,
     "cache_prefix": _text,
     "weights_id": _text,
 }
@@ -99,6 +100,7 @@ class Settings:
     lookup_budget_ms     how long a new request waits at most for the master to say what the pool has of it
     save_decode_cache    also save blocks that are filled while answering, so that a next turn hits
     max_pinned_percent   of the KV cache's blocks may wait to be saved; further ones are not saved
+    decline_slow_loads   compute what would take longer to load, by what both took lately
     cache_prefix         keeps apart what would be shared
     weights_id           names the weights, instead of a fingerprint of their files
     """
@@ -106,6 +108,7 @@ class Settings:
     lookup_budget_ms: int = 50
     save_decode_cache: bool = False
     max_pinned_percent: int = 25
+    decline_slow_loads: bool = True
     cache_prefix: str = ""
     weights_id: str = ""
 

@@ -6,6 +6,7 @@ not bring is reported with it.
 
 import logging
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +19,7 @@ from mooncake.vllm.membership import Membership
 from mooncake.vllm.movers import Job, Loader, Pool, Saver
 from mooncake.vllm.plan import Report, Saved, StepPlan
 from mooncake.vllm.settings import Settings
-from mooncake.vllm.stats import Tally
+from mooncake.vllm.stats import Sources, Tally
 
 logger = logging.getLogger("vllm.mooncake")
 
@@ -33,6 +34,7 @@ class WorkerHalf:
         self._rank = pipeline * vllm_config.parallel_config.tensor_parallel_size + tensor
         self._saves = not (identity.replicated(vllm_config) and tensor)  # else another rank saves the same bytes
         self.tally = Tally()
+        self._sources = Sources(self.tally)
         self._lock = threading.Lock()
         self._report = Report()
         self._received: set[str] = set()
@@ -89,6 +91,11 @@ class WorkerHalf:
             report, self._report = self._report, Report()
         return report if report else None
 
+    def look(self) -> None:
+        """Bring the tally up to date."""
+        if self._membership is not None:
+            self._sources.look(self._membership.store)
+
     def close(self) -> None:
         if self._membership is None:
             return
@@ -101,8 +108,13 @@ class WorkerHalf:
     # -- in the movers' threads
 
     def _load_ended(self, request_id: str) -> Any:
+        began = time.monotonic()
+
         def ended(codes: list[int]) -> None:
             missing = next((i for i, code in enumerate(codes) if code), None)
+            self.tally.skipped("load_skipped", codes)
+            moved, taken = codes.count(0), (time.monotonic() - began) * 1e3
+            logger.debug("kv_transfer request=%s moved=%d blocks in %.1f ms", request_id, moved, taken)
             with self._lock:
                 if missing is not None:
                     self._report.failed[request_id] = missing
@@ -121,6 +133,7 @@ class WorkerHalf:
     def _save_ended(self, job: int, saves: list[Blocks]) -> Any:
         def ended(codes: list[int]) -> None:
             failed = {i for i, code in enumerate(codes) if code}
+            self.tally.skipped("save_skipped", codes)
             with self._lock:
                 self._report.saved[job] = Saved(1, failed)
             if failed:
