@@ -1,6 +1,6 @@
 """What our vLLM connector costs the scheduler, and how fast a pool hit is with it and with vLLM's own.
 
-    python -m benchmarks.connector [--steps 3000] [--repeats 7]
+    python -m benchmarks.connector [--steps 3000] [--repeats 7] [--events]
 
 Needs the environment of `scripts/install --vllm`.  The first table: vLLM's real scheduler with 100 requests waiting and
 a master whose answers come 50 ms late; processor time of the connector's methods on the scheduler's thread, per step,
@@ -20,10 +20,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 WAITING, LATE, PROMPT = 100, 0.05, 900
+METHODS = (
+    "get_num_new_matched_tokens", "update_state_after_alloc", "build_connector_meta", "update_connector_output",
+    "get_kv_connector_stats", "take_events", "request_finished", "has_pending_push_work",
+)  # fmt: skip  # that vLLM's scheduler calls
 BLOCKS = 60  # of the second table's prompts
 
 
-def measure_steps(model: str, steps: int) -> dict[str, float]:
+def measure_steps(model: str, steps: int, *, events: bool) -> dict[str, float]:
     """Runs in the vLLM environment."""
     import logging
     import random
@@ -42,8 +46,8 @@ def measure_steps(model: str, steps: int) -> dict[str, float]:
     os.environ["MOONCAKE_CONFIG_PATH"] = str(config)
     os.environ["MOONCAKE_REQUESTER_LOCAL_HOSTNAME"] = "127.0.0.1"
     write_pool_config(config, int(relay.address.rpartition(":")[2]), 4000 * BLOCK_BYTES)
-    engine = Engine(model, 400, lookup_budget_ms=1000)
-    half, spent = engine.scheduler.connector._scheduler, [0.0, 0.0]
+    engine = Engine(model, 400, lookup_budget_ms=1000, events=events)
+    connector, spent = engine.scheduler.connector, [0.0, 0.0]
 
     def timed(method):
         def call(*arguments):
@@ -56,8 +60,8 @@ def measure_steps(model: str, steps: int) -> dict[str, float]:
 
         return call
 
-    for name in ("matched", "allocated", "plan", "report", "finished"):
-        setattr(half, name, timed(getattr(half, name)))
+    for name in METHODS:
+        setattr(connector, name, timed(getattr(connector, name)))
     numbers = random.Random(1)
     prompts = [[numbers.randrange(5, 1000) for _ in range(PROMPT)] for _ in range(80)]  # more than the KV cache holds
     taken, count = [], 0
@@ -127,10 +131,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.connector", description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=3000, help="of the scheduler (default 3000)")
     parser.add_argument("--repeats", type=int, default=7, help="of each pool hit (default 7)")
+    parser.add_argument("--events", action="store_true", help="with KV events published in the first table")
     parser.add_argument("--model", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.model:
-        print(json.dumps(measure_steps(options.model, options.steps)))
+        print(json.dumps(measure_steps(options.model, options.steps, events=options.events)))
         return
     from tests.e2e.servers import HERE, vllm_python
 
@@ -143,6 +148,7 @@ def main() -> None:
         model = folder / "tiny"
         subprocess.run([python, HERE / "tiny_model.py", model], check=True)
         command = [python, "-m", "benchmarks.connector", "--model", model, "--steps", str(options.steps)]
+        command += ["--events"] if options.events else []
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode:
             sys.exit(result.stderr)

@@ -1,7 +1,8 @@
 """What a vLLM instance tells of itself, and no more: `stub_instance.py vllm --port P [--stub JSON] [vLLM's flags]`.
 
 The JSON may hold `labels` (of vllm:cache_config_info), `version`, `root`, `engines`, `server_info`, `hang`, and what
-each answer does: `saves` (keys) and `loads` (tokens).
+each answer does: `saves` (keys), `loads` (tokens) and `declines` (blocks); `identity` is what mooncake.vllm tells: keys
+and seed.
 """
 
 import json
@@ -42,6 +43,13 @@ def metrics() -> str:
         "# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig",
         "# TYPE vllm:cache_config_info gauge",
     ]
+    if "identity" in STUB:
+        keys, seed = STUB["identity"]
+        lines.insert(0, f'vllm:mooncake_identity_info{{engine="0",keys="{keys}",seed="{seed}"}} 1.0')
+        lines.insert(0, "# TYPE vllm:mooncake_identity_info gauge")
+    declined = asked * STUB.get("declines", 0)
+    lines.insert(0, f'vllm:mooncake_skipped_blocks_total{{reason="slower_than_computing"}} {declined}.0')
+    lines.insert(0, "# TYPE vllm:mooncake_skipped_blocks_total counter")
     for engine in range(STUB.get("engines", 1)):
         labels = {**LABELS, **STUB.get("labels", {}), "engine": str(engine)}
         told = ",".join(f'{name}="{text}"' for name, text in labels.items())

@@ -124,6 +124,63 @@ def test_the_connectors(instance, examine, pool):
     assert report.one(other.name, "warn")["text"] == "has no MooncakeStoreConnector: it is on no pool"
 
 
+def own(**more) -> tuple[str, str]:
+    """The flag of mooncake.vllm's connector."""
+    connector = {"kv_connector": "MooncakeStoreConnector", "kv_connector_module_path": "mooncake.vllm"}
+    return "--kv-transfer-config", json.dumps({**connector, "kv_role": "kv_both", "kv_connector_extra_config": more})
+
+
+def test_our_own_connector(instance, examine, pool):
+    """Files are compared, not names; neither a look-up port nor a policy for lost blocks is wanted."""
+    one = instance(*own(), variables=pool(), identity=["aa", "01"])
+    two = instance(*own(), variables=pool(), identity=["aa", "01"], root="/models/another-name")
+    report = examine(one, two)
+    assert not report.failed()
+    assert report.one("keys", "ok")["text"].endswith("are the same everywhere")
+    assert report.one("PYTHONHASHSEED", "ok")["text"] == "block hashes are chained from the same seed everywhere"
+    assert [finding for finding in report.findings if finding["status"] == "warn"] == []
+
+
+@pytest.mark.parametrize(
+    ("second", "subject", "text"),
+    [
+        (
+            {"identity": ["bb", "01"]},
+            "keys",
+            "{one} has aa, {two} has bb: weights, data types, layout, ranks or settings",
+        ),
+        (
+            {"identity": ["aa", "02"]},
+            "PYTHONHASHSEED",
+            "block hashes are chained from different seeds ({one} has 01, {two}",
+        ),
+    ],
+)
+def test_our_own_connectors_that_cannot_match(instance, examine, pool, second, subject, text):
+    one = instance(*own(), variables=pool(), identity=["aa", "01"])
+    two = instance(*own(), variables=pool(), **second)
+    report = examine(one, two)
+    assert report.failed() == [subject]
+    found = report.one(subject, "fail")["text"]
+    assert found.startswith(text.format(one=one.name, two=two.name))
+    assert found.endswith("their blocks never match")
+
+
+def test_our_own_connectors_that_have_served_nothing(instance, examine, pool):
+    one, two = instance(*own(), variables=pool(), identity=["aa", "01"]), instance(*own(), variables=pool())
+    report = examine(one, two)
+    assert report.one("keys", "unknown")["text"].startswith(f"not known of {two.name}: an instance tells it once")
+    assert report.one("PYTHONHASHSEED", "ok")["text"] == "the seed is vLLM's fixed one everywhere"
+
+
+def test_both_connectors_in_one_pool(instance, examine, pool):
+    one, two = instance(*own(), variables=pool()), instance(*transfer(1), variables=pool())
+    report = examine(one, two)
+    assert report.failed() == ["connector"]
+    found = report.one("connector", "fail")["text"]
+    assert found.startswith(f"{one.name} has mooncake.vllm's, {two.name} has vLLM's own: their keys differ")
+
+
 def test_inside_of_a_multi_connector(instance, examine):
     straight = {"kv_connector": "MooncakeConnector", "kv_role": "kv_both"}
     connectors = [straight, {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}]
@@ -218,6 +275,7 @@ def test_an_instance_that_hangs(instance, examine):
     ("second", "status", "text"),
     [
         ({"loads": 96}, "ok", "loaded 96 tokens of a new prompt that {first} had saved"),
+        ({"loads": 0, "declines": 3}, "ok", "found what {first} had saved, and computed it as that is quicker"),
         ({"loads": 0}, "fail", "computed again what {first} had saved: their blocks do not match"),
         ({"status": 500}, "fail", "it does not answer a request: HTTP 500"),
     ],

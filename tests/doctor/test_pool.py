@@ -37,7 +37,7 @@ def test_a_pool_in_order(doctor, master, make_store, config):
     assert f":{master.metrics_port} answers" in metrics, "found, though it is not the usual port"
     assert report.one("segments", "ok")["text"].startswith("1 with 0.02 GiB")
     assert report.one("data ports", "ok")
-    assert report.one("keys", "ok")["text"].startswith("1, none by vLLM's own connector")
+    assert report.one("keys", "ok")["text"].startswith("1, none by vLLM's connectors")
     assert report.one("metadata service", "ok")["text"] == "P2PHANDSHAKE: none is needed"
     assert report.one(f"{master.port} (master)", "ok")["text"].startswith(f"taken by pid {master.process.pid} (")
 
@@ -185,6 +185,31 @@ def test_keys_of_instances_that_cannot_match(doctor, master, make_store, more, s
     report = doctor("--master", master.address)
     assert report.code == 0, "they may be of an instance that is gone"
     assert report.one("keys of tiny", "warn")["text"].startswith(text)
+
+
+OWN_KEY = "vllm/{fingerprint}/tp{rank}pp0/{hash}"
+
+
+def own_keys(fingerprint: str, numbers: range, adapter: str = "") -> list[str]:
+    return [
+        OWN_KEY.format(fingerprint=fingerprint * 32, rank=rank, hash=f"{adapter}{i:064x}")
+        for i in numbers
+        for rank in (0, 1)
+    ]
+
+
+def test_keys_of_our_own_connector(doctor, master, make_store):
+    store = make_store(segment=16 * MIB)
+    put_blocks(store, [*own_keys("a", range(5)), *own_keys("a", range(2), adapter="lora-0f/")])
+    report = doctor("--master", master.address)
+    assert report.one("keys of mooncake.vllm", "ok")["text"] == "one fingerprint, aaaaaaaa"
+    assert next(one["text"] for one in report.all("keys")) == "14, 14 by mooncake.vllm's"
+    put_blocks(store, [*own_keys("b", range(3)), *keys(1)])
+    report = doctor("--master", master.address)
+    assert report.code == 0, "they may be different models"
+    found = report.one("keys of mooncake.vllm", "warn")["text"]
+    assert found.startswith("2 fingerprints, aaaaaaaa (14 keys), bbbbbbbb (6 keys): engines of different ones never")
+    assert next(one["text"] for one in report.all("keys")) == "21, 1 by vLLM's own connector, 20 by mooncake.vllm's"
 
 
 # ------------------------------------------------------------ proxies

@@ -3,19 +3,19 @@
 A block's key is made of the model folder's name, the ranks, and a hash that is chained from a seed over blocks of
 tokens; its bytes depend on data types and layout, which no key of vLLM's own connector tells.  So each setting that
 goes into either is compared over all instances: equal, different (and who has what), or not known of some.
+mooncake.vllm's connector has all of that in its keys, and tells a number of them (see `own_store`).
 """
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import NamedTuple
 
+from mooncake.doctor import own_store
 from mooncake.doctor.findings import Finding, Status, fail, ok, unknown, warn
 from mooncake.doctor.instance import UNSET, Instance
-
-AREA = "block hashes"
+from mooncake.doctor.own_store import AREA, NO_MATCH, groups_of, have, listed
 
 _FIXED_SEED_SINCE = (0, 32)  # vLLM with sha256 has a fixed seed unless PYTHONHASHSEED is set
-_NO_MATCH = "their blocks never match"
 _WRONG_BYTES = "their keys match, but not what lies under them"
 _RANDOM = "random in every process"
 _FIXED = "vLLM's fixed one"
@@ -23,8 +23,7 @@ _UNSURE = "not set"
 _AUTO = "auto (the model's own)"
 
 
-@dataclass(frozen=True)
-class _Rule:
+class _Rule(NamedTuple):
     """One setting: what it is if instances differ in it, and what to do."""
 
     name: str
@@ -34,12 +33,12 @@ class _Rule:
 
 
 _RULES = (
-    _Rule("model", Status.FAIL, _NO_MATCH, "Serve one model from folders of the same name (keys carry that name)."),
+    _Rule("model", Status.FAIL, NO_MATCH, "Serve one model from folders of the same name (keys carry that name)."),
     _Rule("revision", Status.FAIL, _WRONG_BYTES, "Serve the same --revision, or set another cache_prefix for each."),
     _Rule("quantization", Status.FAIL, _WRONG_BYTES, "Serve the same weights, or set another cache_prefix for each."),
-    _Rule("hash algorithm", Status.FAIL, _NO_MATCH, "Give all instances the same --prefix-caching-hash-algo."),
-    _Rule("block size", Status.FAIL, _NO_MATCH, "Give all instances the same --block-size."),
-    _Rule("hash block size", Status.FAIL, _NO_MATCH, "Give all instances the same --block-size."),
+    _Rule("hash algorithm", Status.FAIL, NO_MATCH, "Give all instances the same --prefix-caching-hash-algo."),
+    _Rule("block size", Status.FAIL, NO_MATCH, "Give all instances the same --block-size."),
+    _Rule("hash block size", Status.FAIL, NO_MATCH, "Give all instances the same --block-size."),
     _Rule("dtype", Status.FAIL, _WRONG_BYTES, "Give all instances the same --dtype, or another cache_prefix for each."),
     _Rule("KV dtype", Status.FAIL, _WRONG_BYTES,
           "Give all instances the same --kv-cache-dtype, or another cache_prefix for each."),
@@ -48,10 +47,11 @@ _RULES = (
           "Give all instances the same --tensor-parallel-size, or another cache_prefix for each size."),
     _Rule("pipeline parallel", Status.FAIL, "one's ranks hold other layers than the other's",
           "Give all instances the same --pipeline-parallel-size."),
-    _Rule("prefill context parallel", Status.FAIL, _NO_MATCH, "Give all the same --prefill-context-parallel-size."),
-    _Rule("decode context parallel", Status.FAIL, _NO_MATCH, "Give all the same --decode-context-parallel-size."),
+    _Rule("prefill context parallel", Status.FAIL, NO_MATCH, "Give all the same --prefill-context-parallel-size."),
+    _Rule("decode context parallel", Status.FAIL, NO_MATCH, "Give all the same --decode-context-parallel-size."),
     _Rule("vLLM", Status.WARN, "releases may hash, or lay blocks out, in different ways", "Run one release."),
 )  # fmt: skip
+_IN_CONTENT = frozenset(("model", "vLLM"))  # mooncake.vllm compares files instead of names, and layouts themselves
 # Without one of these nothing can be said; of the others vLLM may not have heard in this release.
 _ESSENTIAL = frozenset(
     ("model", "hash algorithm", "block size", "dtype", "KV dtype", "tensor parallel", "pipeline parallel")
@@ -70,9 +70,15 @@ def compare(instances: Sequence[Instance]) -> list[Finding]:
             )
         return found
     found += _masters(together)
-    found += [finding for rule in _RULES for finding in _apply(rule, together)]
+    found += own_store.look_at_kinds(together)
+    if all(one.has_own_store for one in together):
+        found += own_store.look_at_identities(together)
+        rules = [rule._replace(effect=NO_MATCH) for rule in _RULES if rule.name not in _IN_CONTENT]
+    else:
+        rules = list(_RULES)
+    found += [finding for rule in rules for finding in _apply(rule, together)]
     found += _prefixes(together)
-    return [*found, _seeds(together)]
+    return [*found, own_store.look_at_seeds(together) or _seeds(together)]
 
 
 def _alone(one: Instance) -> list[Finding]:
@@ -102,26 +108,26 @@ def _is_elsewhere(one: Instance) -> bool:
 
 
 def _apply(rule: _Rule, instances: Sequence[Instance]) -> list[Finding]:
-    groups = _groups(instances, lambda one: _value(rule.name, one))
+    groups = groups_of(instances, lambda one: _value(rule.name, one))
     missing = [one.name for one in instances if _value(rule.name, one) is None]
     if len(groups) == 2 and _AUTO in groups and _may_be_auto(rule.name, next(v for v in groups if v != _AUTO)):
         text = ", ".join(
-            f"{_list([one.name for one in group])} {_have(group)} {value}" for value, group in groups.items()
+            f"{listed([one.name for one in group])} {have(group)} {value}" for value, group in groups.items()
         )
         return [unknown(AREA, rule.name, f"{text}: whether that is the same depends on the model", rule.advice)]
     if len(groups) > 1:
         return [_different(rule, instances, groups)]
     if missing and rule.name in _ESSENTIAL:
-        return [unknown(AREA, rule.name, f"not known of {_list(missing)}{_why(instances, missing)}")]
+        return [unknown(AREA, rule.name, f"not known of {listed(missing)}{_why(instances, missing)}")]
     if missing:
         return []
     value = next(iter(groups))
-    sources = _list(dict.fromkeys(one.told_by.get(rule.name, "?").split(" of ")[0] for one in instances))
+    sources = listed(dict.fromkeys(one.told_by.get(rule.name, "?").split(" of ")[0] for one in instances))
     return [ok(AREA, rule.name, f"{value} everywhere (from {sources})")]
 
 
 def _different(rule: _Rule, instances: Sequence[Instance], groups: dict[str, list[Instance]]) -> Finding:
-    parts = [f"{_list([one.name for one in group])} {_have(group)} {value}" for value, group in groups.items()]
+    parts = [f"{listed([one.name for one in group])} {have(group)} {value}" for value, group in groups.items()]
     missing = len(instances) - sum(map(len, groups.values()))
     rest = f"; not known of {missing} more" if missing else ""
     return Finding(rule.worst, AREA, rule.name, f"{', '.join(parts)}{rest}: {rule.effect}", rule.advice)
@@ -140,10 +146,10 @@ def _may_be_auto(name: str, value: str) -> bool:
 
 
 def _masters(instances: Sequence[Instance]) -> list[Finding]:
-    groups = _groups(instances, lambda one: _plain(one.known.get("master")))
+    groups = groups_of(instances, lambda one: _plain(one.known.get("master")))
     missing = [one.name for one in instances if "master" not in one.known]
     if len(groups) > 1:
-        parts = [f"{_list([one.name for one in group])} {_have(group)} {value}" for value, group in groups.items()]
+        parts = [f"{listed([one.name for one in group])} {have(group)} {value}" for value, group in groups.items()]
         return [
             fail(
                 AREA,
@@ -154,18 +160,18 @@ def _masters(instances: Sequence[Instance]) -> list[Finding]:
         ]
     if missing:
         return [
-            unknown(AREA, "pool", f"which master they use is not known of {_list(missing)}{_why(instances, missing)}")
+            unknown(AREA, "pool", f"which master they use is not known of {listed(missing)}{_why(instances, missing)}")
         ]
     return [ok(AREA, "pool", f"all use the master {next(iter(groups))}")]
 
 
 def _prefixes(instances: Sequence[Instance]) -> list[Finding]:
     known = [one for one in instances if one.store is not None]
-    groups = _groups(known, lambda one: str((_extra(one).get("cache_prefix")) or "(none)"))
+    groups = groups_of(known, lambda one: str((_extra(one).get("cache_prefix")) or "(none)"))
     if len(groups) < 2:
         return []
-    parts = [f"{_list([one.name for one in group])} {_have(group)} {value}" for value, group in groups.items()]
-    return [fail(AREA, "cache_prefix", f"{', '.join(parts)}: {_NO_MATCH}", "Give all the same cache_prefix, or none.")]
+    parts = [f"{listed([one.name for one in group])} {have(group)} {value}" for value, group in groups.items()]
+    return [fail(AREA, "cache_prefix", f"{', '.join(parts)}: {NO_MATCH}", "Give all the same cache_prefix, or none.")]
 
 
 def _extra(one: Instance) -> dict[str, object]:
@@ -182,15 +188,15 @@ def _seeds(instances: Sequence[Instance]) -> Finding:
     seeds = {one.name: _seed(one) for one in instances}
     random = [name for name, seed in seeds.items() if seed == _RANDOM]
     if random:
-        text = f"the seed of {_list(random)} is random at every start (xxhash without PYTHONHASHSEED): {_NO_MATCH}"
+        text = f"the seed of {listed(random)} is random at every start (xxhash without PYTHONHASHSEED): {NO_MATCH}"
         return fail(AREA, "PYTHONHASHSEED", text, f"{advice[:-1]}, or use --prefix-caching-hash-algo sha256.")
-    groups = _groups(instances, _seed)
+    groups = groups_of(instances, _seed)
     if len(groups) > 1:
-        parts = [f"{_list([one.name for one in group])} {_have(group)} {value}" for value, group in groups.items()]
-        return fail(AREA, "PYTHONHASHSEED", f"{', '.join(parts)}: {_NO_MATCH}", advice)
+        parts = [f"{listed([one.name for one in group])} {have(group)} {value}" for value, group in groups.items()]
+        return fail(AREA, "PYTHONHASHSEED", f"{', '.join(parts)}: {NO_MATCH}", advice)
     missing = [name for name, seed in seeds.items() if seed is None]
     if missing:
-        text = f"not known of {_list(missing)}{_why(instances, missing)}"
+        text = f"not known of {listed(missing)}{_why(instances, missing)}"
         return unknown(AREA, "PYTHONHASHSEED", text, "Look at the environment of those instances, or use --probe.")
     (value,) = groups
     if value == _UNSURE:
@@ -218,30 +224,12 @@ def _seed(one: Instance) -> str | None:
 # ------------------------------------------------------------ words
 
 
-def _groups(instances: Sequence[Instance], value: Callable[[Instance], str | None]) -> dict[str, list[Instance]]:
-    """Instances by the value that they have; those of which it is not known are left out."""
-    groups: dict[str, list[Instance]] = {}
-    for one in instances:
-        if (found := value(one)) is not None:
-            groups.setdefault(found, []).append(one)
-    return groups
-
-
 def _why(instances: Sequence[Instance], names: Sequence[str]) -> str:
     """Which sources those instances lack, in brackets."""
     reasons = dict.fromkeys(
         f"{source}: {reason}" for one in instances if one.name in names for source, reason in one.missing.items()
     )
     return f" ({'; '.join(reasons)})" if reasons else ""
-
-
-def _list(words: Sequence[str] | dict[str, None]) -> str:
-    *most, last = words
-    return f"{', '.join(most)} and {last}" if most else last
-
-
-def _have(group: Sequence[Instance]) -> str:
-    return "has" if len(group) == 1 else "have"
 
 
 def _number(text: str | None) -> int:

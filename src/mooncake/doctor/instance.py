@@ -46,6 +46,7 @@ _METRIC_LABELS = {
     "cache_dtype": "KV dtype",
     "kv_cache_layout": "KV layout",
 }
+_IDENTITY_LABELS = {"keys": "key identity", "seed": "hash seed"}  # of mooncake.vllm, once it has served a request
 # Flags that set them, and what vLLM takes when the flag is not there (None: it depends on model and machine).
 _FLAGS: dict[str, tuple[tuple[str, ...], str | None]] = {
     "model": (("--model",), None),
@@ -94,6 +95,11 @@ class Instance:
     def store(self) -> dict[str, Any] | None:
         """The settings of its MooncakeStoreConnector; None if it has none, or if that is not known."""
         return next((one for one in self.connectors or () if "MooncakeStore" in str(one.get("kv_connector"))), None)
+
+    @property
+    def has_own_store(self) -> bool:
+        """Whether that is mooncake.vllm's."""
+        return (self.store or {}).get("kv_connector_module_path") == "mooncake.vllm"
 
 
 def learn(url: str, limit: float) -> Instance:
@@ -148,6 +154,10 @@ def _read_metrics(instance: Instance, limit: float) -> None:
                 labels = {name: sample.labels.get(label) for label, name in _METRIC_LABELS.items()}
                 instance.tell("/metrics", {name: value for name, value in labels.items() if value not in _NOTHING})
             instance.tell("/metrics", {"engines": len(family.samples)})
+        if family.name == "vllm:mooncake_identity_info":
+            for label, name in _IDENTITY_LABELS.items():
+                values = sorted({sample.labels.get(label, "") for sample in family.samples})
+                instance.tell("/metrics", {name: " and ".join(values)})
     if "engines" not in instance.known:
         raise web.NoAnswerError("has no vllm:cache_config_info")
 

@@ -21,7 +21,7 @@ def look_at_instances(instances: Sequence[Instance]) -> list[Finding]:
             text = f"it has loaded the C++ wheel ({one.cpp_library}), which cannot talk to this package's master"
             found.append(fail(AREA, one.name, text, "Install mooncake-py in its environment, and nothing else."))
         policy = (one.store or {}).get("kv_load_failure_policy")
-        if one.store is not None and policy != "recompute":
+        if one.store is not None and not one.has_own_store and policy != "recompute":
             advice = 'Add "kv_load_failure_policy": "recompute" to its --kv-transfer-config.'
             text = "a block that is lost between look-up and load fails the request (kv_load_failure_policy)"
             found.append(warn(AREA, one.name, text, advice))
@@ -44,7 +44,7 @@ def _lookup_ports(instances: Sequence[Instance]) -> list[Finding]:
     by_port: dict[str, list[str]] = {}
     for one in instances:
         extra = (one.store or {}).get("kv_connector_extra_config")
-        if one.pid and one.store is not None:
+        if one.pid and one.store is not None and not one.has_own_store:
             port = str((extra if isinstance(extra, dict) else {}).get("lookup_rpc_port", 0))
             by_port.setdefault(port, []).append(one.name)
     return [

@@ -25,6 +25,9 @@ _SIZED_KEYS = 50  # of each kind whose sizes are asked for
 # vLLM's own MooncakeStoreConnector: [prefix@]model@tp_rank:T@pcpP@dcpD@pp_rank:R@group:G@hash
 _KEY = re.compile(r"(.+)@tp_rank:(\d+)@pcp(\d+)@dcp(\d+)@pp_rank:(\d+)@group:(\d+)@([0-9a-f]+)")
 
+# mooncake.vllm's: vllm/fingerprint/rank/[further parts/]hash
+_OWN_KEY = re.compile(r"vllm/([0-9a-f]{16,})/[^/]+/(?:[^/]+/)*([0-9a-f]+)")
+
 
 @dataclass
 class PoolPlace:
@@ -198,16 +201,31 @@ def _keys(url: str, limit: float) -> list[Finding]:
         return [unknown(AREA, "keys", str(error))]
     keys = text.split("\n")[:-1]
     matches = [match for key in keys if (match := _KEY.fullmatch(key))]
+    ours = [match for key in keys if (match := _OWN_KEY.fullmatch(key))]
     more = " of the first ones" if len(text) >= _MOST_KEYS else ""
-    if not matches:
-        return [ok(AREA, "keys", f"{len(keys)}{more}, none by vLLM's own connector: they tell nothing of instances")]
-    found = [ok(AREA, "keys", f"{len(keys)}{more}, {len(matches)} by vLLM's own connector")]
+    if not matches and not ours:
+        return [ok(AREA, "keys", f"{len(keys)}{more}, none by vLLM's connectors: they tell nothing of instances")]
+    counts = [f"{len(matches)} by vLLM's own connector"] if matches else []
+    counts += [f"{len(ours)} by mooncake.vllm's"] if ours else []
+    found = [ok(AREA, "keys", f"{len(keys)}{more}, {', '.join(counts)}"), *_own_keys(ours)]
     by_model: dict[str, list[re.Match[str]]] = defaultdict(list)
     for match in matches:
         by_model[match[1]].append(match)
     for model, own in by_model.items():
         found += _model_keys(url, limit, model, own)
     return found
+
+
+def _own_keys(matches: list[re.Match[str]]) -> list[Finding]:
+    """Keys of mooncake.vllm: one fingerprint for each model with its settings, whose engines share among themselves."""
+    subject = "keys of mooncake.vllm"
+    counts = Counter(match[1] for match in matches)
+    if len(counts) < 2:
+        return [ok(AREA, subject, f"one fingerprint, {next(iter(counts))[:8]}")] if counts else []
+    kinds = ", ".join(f"{fingerprint[:8]} ({count} keys)" for fingerprint, count in counts.most_common())
+    text = f"{len(counts)} fingerprints, {kinds}: engines of different ones never find each other's blocks"
+    advice = "That is right for different models. If instances of one model are to share, compare them with --instance."
+    return [warn(AREA, subject, text, advice)]
 
 
 def _model_keys(url: str, limit: float, model: str, matches: list[re.Match[str]]) -> list[Finding]:

@@ -26,6 +26,7 @@ _POLL = 0.2
 _BLOCKS = 3  # that the prompt fills at least
 _USUAL_BLOCK = 128  # tokens, where an instance does not tell
 _HITS = "vllm:external_prefix_cache_hits_total"
+_SKIPPED, _SLOWER = "vllm:mooncake_skipped_blocks_total", "slower_than_computing"
 _SAVED = "vllm:mooncake_store_operation_keys_total"
 
 
@@ -51,13 +52,18 @@ def probe(instances: Sequence[Instance], limit: float) -> list[Finding]:
 
 def _probe_one(saver: Instance, one: Instance, prompt: str, limit: float) -> Finding:
     try:
-        before = _metric(one, _HITS, limit)
+        before, declined = _metric(one, _HITS, limit), _metric(one, _SKIPPED, limit, reason=_SLOWER)
         _ask(one, prompt)
         loaded = int(_metric(one, _HITS, limit) - before)
+        declined = _metric(one, _SKIPPED, limit, reason=_SLOWER) - declined
     except web.NoAnswerError as error:
         return fail(AREA, one.name, f"it does not answer a request: {error}", "Look at its log.")
     if loaded > 0:
         return ok(AREA, one.name, f"loaded {loaded} tokens of a new prompt that {saver.name} had saved")
+    if declined:
+        return ok(
+            AREA, one.name, f"found what {saver.name} had saved, and computed it as that is quicker than loading it"
+        )
     advice = "Compare their settings above; what is unknown there may differ."
     return fail(AREA, one.name, f"computed again what {saver.name} had saved: their blocks do not match", advice)
 

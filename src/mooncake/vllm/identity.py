@@ -67,6 +67,16 @@ def key_head(vllm_config: Any, kv_cache_config: Any, settings: Settings, layout:
     return f"vllm/{fingerprint}/tp{tensor}pp{pipeline}/"
 
 
+def key_identity(heads: list[str]) -> str:
+    """Two hexadecimal numbers, equal in engines that find each other's blocks: of how the keys of all workers begin,
+    and of what block hashes are chained from.  Called where hashes are made; neither can be told from its number."""
+    from vllm.v1.core import kv_cache_utils
+
+    keys = hashlib.blake2b("\n".join(sorted(heads)).encode(), digest_size=8).hexdigest()
+    seed = hashlib.blake2b(kv_cache_utils.NONE_HASH, digest_size=4, key=b"mooncake").hexdigest()
+    return f"{keys} {seed}"
+
+
 def ranks(vllm_config: Any) -> tuple[int, int]:
     """(tensor parallel, pipeline parallel) rank of this worker."""
     parallel = vllm_config.parallel_config

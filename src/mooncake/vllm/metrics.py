@@ -10,7 +10,7 @@ _RATES = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.
 _MOVES = {"load_get": "load", "save_put": "save"}
 _WAITS = {"lookup_exists": "lookup", "load_wait": "load"}
 _SKIPS = {"load_skipped": "load", "save_skipped": "save"}
-_OWN = {"load_wait", "hit_tokens", "load_source", "load_skipped"}  # vLLM's metrics know the others
+_OWN = {"load_wait", "hit_tokens", "load_source", "load_skipped", "identity"}  # vLLM's metrics know the others
 
 
 class Metrics(MooncakeStorePromMetrics):  # type: ignore[misc]  # vLLM is not there where types are checked
@@ -44,6 +44,11 @@ class Metrics(MooncakeStorePromMetrics):  # type: ignore[misc]  # vLLM is not th
         self._skips = counter(
             "vllm:mooncake_skipped_blocks", "Blocks that were not loaded or saved", "direction", "reason"
         )
+        self._identity = self._gauge_cls(
+            name="vllm:mooncake_identity_info",
+            documentation="What must be equal in instances that share blocks: of how keys begin, and of the seed",
+            labelnames=[*labelnames, "keys", "seed"],
+        )
         # By engine: bytes by source, of loads whose tokens have not been counted yet.
         self._sources: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
 
@@ -51,6 +56,8 @@ class Metrics(MooncakeStorePromMetrics):  # type: ignore[misc]  # vLLM is not th
         data = transfer_stats_data or {}
         super().observe({name: records for name, records in data.items() if name not in _OWN}, engine_idx)
         labels = self.per_engine_labelvalues[engine_idx]
+        for record in data.get("identity", ()):
+            self._identity.labels(*labels, *str(record["status"]).split()).set(1)
         for record in data.get("load_source", ()):
             self._sources[engine_idx][record["status"]] += int(record["num_bytes"])
         for record in data.get("hit_tokens", ()):

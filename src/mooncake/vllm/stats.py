@@ -8,6 +8,7 @@ lookup_exists            how long a request waited for the master, and why in va
 load_wait                how long a request waited for a load, until the scheduler knew of its end
 hit_tokens               tokens that a request did not compute; status: `gpu`, `pool`
 load_source              bytes of loads; status: whose memory they came from
+identity                 status: see `identity.key_identity`
 load_skipped, save_skipped  blocks that were not loaded or saved; status: why
 """
 

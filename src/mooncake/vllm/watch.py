@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from mooncake.vllm.events import Events
+from mooncake.vllm.identity import key_identity
 from mooncake.vllm.lookup import Lookup
 from mooncake.vllm.plan import Report, StepPlan
 from mooncake.vllm.stats import Tally
@@ -50,6 +51,7 @@ class Watch:
         self._worth = worth
         self._events = events
         self._clock = clock
+        self._heads: dict[int, str] = {}  # how keys begin, by rank
         self._seen: dict[str, _Seen] = {}
         self._computing: dict[str, _Seen] = {}
 
@@ -109,6 +111,9 @@ class Watch:
         now = self._clock()
         if self._events is not None:
             self._events.reported(report, received)
+        if report is not None and report.heads:
+            self._heads |= report.heads
+            self._tally.add("identity", 0.0, 0, status=key_identity([*self._heads.values()]))
         failed = report.failed if report is not None else ()
         for request_id in received:
             seen = self._seen.get(request_id)
