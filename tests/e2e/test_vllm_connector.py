@@ -40,6 +40,11 @@ def test_a_hit_is_told_in_metrics_and_log(pool, start_own):
     assert operations(b, "load_get")["bytes_total"] == 20 * BLOCK * 4096
     assert operations(b, "lookup_exists")["total"] >= 1
     assert f"from_pool={20 * BLOCK} " in b.log.read_text()
+    assert f"loaded={20 * BLOCK} tokens in " in b.log.read_text()
+    assert b.metric("vllm:mooncake_hit_tokens_total", tier="pool") == 20 * BLOCK
+    assert b.metric("vllm:mooncake_waited_seconds_count", what="load") == 1
+    assert b.metric("vllm:mooncake_moved_bytes_total", direction="load") == 20 * BLOCK * 4096
+    assert b.metric("vllm:mooncake_identity_info") == 1
 
 
 def test_multi_connector_and_decoded_tokens(pool, start_own):
@@ -61,6 +66,7 @@ def test_multi_connector_and_decoded_tokens(pool, start_own):
     again = b.ask(turn)
     assert again.token_ids == expected.token_ids
     assert again.from_pool >= blocks * BLOCK
+    assert b.metric("vllm:mooncake_hit_tokens_total", tier="pool") >= blocks * BLOCK
 
 
 def test_requests_are_answered_whatever_dies(pool, start_own):

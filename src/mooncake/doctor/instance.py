@@ -98,8 +98,8 @@ class Instance:
 
     @property
     def has_own_store(self) -> bool:
-        """Whether that is mooncake.vllm's."""
-        return (self.store or {}).get("kv_connector_module_path") == "mooncake.vllm"
+        """Whether that is mooncake.vllm's: its settings say so, or it tells of its keys."""
+        return "key identity" in self.known or (self.store or {}).get("kv_connector_module_path") == "mooncake.vllm"
 
 
 def learn(url: str, limit: float) -> Instance:

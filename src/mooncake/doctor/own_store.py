@@ -20,7 +20,7 @@ def look_at_kinds(instances: Sequence[Instance]) -> list[Finding]:
     """Both connectors in one pool share its memory and no block."""
     groups = groups_of(
         instances,
-        lambda one: None if one.store is None else "mooncake.vllm's" if one.has_own_store else "vLLM's own",
+        lambda one: "mooncake.vllm's" if one.has_own_store else "vLLM's own" if one.store is not None else None,
     )
     if len(groups) < 2:
         return []

@@ -104,6 +104,8 @@ class MooncakeStoreConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM 
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         offer = self._planner.matched(request, num_computed_tokens)
+        if offer[0] is None:
+            return offer  # with every step, of all requests that wait: nothing is to be seen yet
         return self._watch.offered(request, num_computed_tokens, offer, self._planner.lookup(request.request_id))
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:

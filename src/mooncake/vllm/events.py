@@ -45,26 +45,21 @@ class Events:
         # Of saves under way: each block's hash and event (None: of a request that is over), what failed, ranks to come.
         self._jobs: dict[int, tuple[list[tuple[bytes, BlockStored | None]], set[int], list[int]]] = {}
         self._loads: dict[str, list[bytes]] = {}
-        self._answered: dict[str, Lookup] = {}  # that was looked at last, by request
         self._told: dict[bytes, None] = {}  # in the order in which they were told
         self._events: list[Any] = []
 
     # -- what happens
 
     def add(self, request: Any) -> None:
-        self._requests.setdefault(request.request_id, _Hashes(request))
+        self._requests[request.request_id] = _Hashes(request)
 
-    def answered(self, request_id: str, lookup: Lookup | None) -> None:
+    def answered(self, lookup: Lookup | None) -> None:
         """What the master says of a request: the first block that it does not have is gone."""
-        if lookup is None or not lookup.answered or self._answered.get(request_id) is lookup:
-            return
-        self._answered[request_id] = lookup
-        if not lookup.reason:
+        if lookup is not None and lookup.answered and not lookup.reason:
             self.gone(lookup.hashes[lookup.count : lookup.count + 1])
 
     def finished(self, request_id: str) -> None:
         self._requests.pop(request_id, None)
-        self._answered.pop(request_id, None)
 
     def planned(self, plan: StepPlan, scheduled: Iterable[str]) -> None:
         """A step begins, with loads, and at its end saves of blocks of `scheduled` requests."""

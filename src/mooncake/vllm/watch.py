@@ -23,10 +23,11 @@ logger = logging.getLogger("vllm.mooncake")
 class _Seen:
     """A request that is not over.  Times are monotonic, 0.0 until known."""
 
-    __slots__ = ("computing", "declined", "load_began", "loading", "local", "request", "started", "tokens")
+    __slots__ = ("computing", "declined", "load_began", "loading", "local", "lookup", "request", "started", "tokens")
 
     def __init__(self, request: Any) -> None:
         self.request = request
+        self.lookup: Lookup | None = None  # that was looked at last
         self.local = 0  # tokens that vLLM's own cache had
         self.declined: int | None = None  # tokens whose load was turned down, 0: was not
         self.started = False
@@ -58,7 +59,7 @@ class Watch:
     def offered(
         self, request: Any, local: int, offer: tuple[int | None, bool], lookup: Lookup | None
     ) -> tuple[int | None, bool]:
-        """vLLM asked what the pool has beyond `local` tokens, which `lookup` is to say; what vLLM is told.
+        """vLLM asked what the pool has beyond `local` tokens, which `lookup` has said; what vLLM is told.
 
         It asks with every step while a request waits, so a request's load is decided on once.
         """
@@ -66,10 +67,12 @@ class Watch:
         seen = self._seen.get(request.request_id)
         if seen is None:
             seen = self._seen[request.request_id] = _Seen(request)
+            if self._events is not None:
+                self._events.add(request)
         seen.local = local
-        if self._events is not None:
-            self._events.add(request)
-            self._events.answered(request.request_id, lookup)
+        if self._events is not None and lookup is not seen.lookup:
+            seen.lookup = lookup
+            self._events.answered(lookup)
         if not tokens or self._worth is None:
             return offer
         if seen.declined is None:
@@ -87,7 +90,8 @@ class Watch:
             return
         if not seen.started:
             seen.started = True
-            self._tally.add("hit_tokens", 0.0, seen.local, status="gpu")
+            if seen.local:
+                self._tally.add("hit_tokens", 0.0, seen.local, status="gpu")
         if external:
             seen.loading, seen.load_began = external, self._clock()
 
