@@ -5,6 +5,7 @@ import pytest
 
 from mooncake.client.prefixes import PrefixClient
 from mooncake.errors import StoreError
+from mooncake.rpc.messages import Need
 from mooncake.store import ReplicateConfig
 from tests.processes import wait_until
 
@@ -58,7 +59,14 @@ def test_prefixes_are_asked_for_without_joining(master, store):
         assert store.batch_remove(["r0/0000", "r1/2899", "r0/2999"]) == [-706] * 3
         with pytest.raises(StoreError):
             client.lengths([], [["a"]])
-        assert client.remove("^r1/") == 2999
+        windows = [Need(["r0/"]), Need(["r1/"], last=50), Need(["r0/", "r1/"], every=2, last=3, skip=1)]
+        assert client.places(windows, [keys, keys[:2901], keys[:60], []], 2) == [3000, 2900, 60, 0]
+        store.remove("r1/2990", force=True)
+        assert client.places(windows, [keys], 2) == [2990]
+        for wrong in ([], [Need(["r0/"], every=3)], [Need(["r0/"], last=-1)]):
+            with pytest.raises(StoreError):
+                client.places(wrong, [keys], 2)
+        assert client.remove("^r1/") == 2998
         assert client.lengths(["r1/"], [keys]) == [0]
         master.kill()
         with pytest.raises(StoreError):

@@ -6,7 +6,7 @@ Owns a connection or two to the master, and nothing else: no segment, no registe
 import secrets
 
 from mooncake.rpc.client import Client
-from mooncake.rpc.messages import PROTOCOL, Count, Hello, Prefix, PrefixReply, RemoveRegex
+from mooncake.rpc.messages import PROTOCOL, Count, Hello, Need, Prefix, PrefixReply, RemoveRegex
 from mooncake.transfer.host import host_id
 from mooncake.version import __version__
 
@@ -26,7 +26,12 @@ class PrefixClient:
     def lengths(self, heads: list[str], tails: list[list[str]]) -> list[int]:
         """For each list of `tails`, how many of its first entries are in the pool with every head; they are under a
         probe lease now.  Raises StoreError."""
-        return self._rpc.call(Prefix(heads, tails), PrefixReply).lengths
+        return self.places([Need(heads)], tails, 1)
+
+    def places(self, needs: list[Need], tails: list[list[str]], step: int) -> list[int]:
+        """For each list of `tails`, the greatest multiple of `step` up to which all that `needs` say is there; that is
+        under a probe lease now.  Raises StoreError."""
+        return self._rpc.call(Prefix(needs, tails, step), PrefixReply).lengths
 
     def remove(self, pattern: str) -> int:
         """Remove every key in which `pattern` is found, leased or not; how many.  Raises StoreError."""

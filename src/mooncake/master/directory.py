@@ -155,20 +155,23 @@ class Directory:
 
     def exist(self, keys: list[str], now: float) -> bytes:
         """One byte a key: 1 readable, and now under a probe lease."""
+        found = self.find(keys)
+        self.catalog.probes.touch(list(filter(None, found)), now)
+        return bytes(map(bool, found))
+
+    def find(self, keys: list[str]) -> list[Object | None]:
+        """What is readable under these keys; nothing is leased."""
         found = self.catalog.objects.find_many(keys)
         if self.catalog.purging:
             found = [None if obj is None or not _readable(obj) else obj for obj in found]
-        self.catalog.probes.touch(list(filter(None, found)), now)
-        return bytes(map(bool, found))
+        return found
 
     def prefix(self, heads: list[str], tails: list[str], now: float, *, lease: bool = True) -> int:
         """How many of the first `tails` are readable with every head; those get a probe lease, if `lease` says so."""
         length, objects = 0, list[Object]()
         for at in range(0, len(tails), _PROBED_AT_ONCE):
             some = tails[at : at + _PROBED_AT_ONCE]
-            found = self.catalog.objects.find_many([head + tail for tail in some for head in heads])
-            if self.catalog.purging:
-                found = [None if obj is None or not _readable(obj) else obj for obj in found]
+            found = self.find([head + tail for tail in some for head in heads])
             whole = found.index(None) // len(heads) if None in found else len(some)
             objects += filter(None, found[: whole * len(heads)])
             length += whole

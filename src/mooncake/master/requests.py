@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from mooncake.master.service import Session
 
 MOST_KEYS = 1_000_000
-_EXIST_AT_ONCE = 2000  # 0.1-0.6 us a key
+EXIST_AT_ONCE = 2000  # 0.1-0.6 us a key
 _READ_AT_ONCE = 1000  # 0.5-1 us
 _START_AT_ONCE = 256  # 4-8 us
 _END_AT_ONCE = 256  # 2-5 us
 
 
-def _from_the_end(count: int, step: int) -> Iterator[slice]:
+def from_the_end(count: int, step: int) -> Iterator[slice]:
     for end in range(count, 0, -step):
         yield slice(max(0, end - step), end)
 
@@ -37,10 +37,10 @@ def _name(session: Session) -> str:
 
 
 def _check_keys(keys: list[str]) -> None:
-    _check_count(len(keys))
+    check_count(len(keys))
 
 
-def _check_count(count: int) -> None:
+def check_count(count: int) -> None:
     if count > MOST_KEYS:
         raise StoreError(ErrorCode.INVALID_PARAMS, f"{count} keys in one request; at most {MOST_KEYS}")
 
@@ -58,7 +58,7 @@ def _ping(session: Session, _: m.Ping) -> Reply:
 def _exist(session: Session, request: m.Exist) -> Reply:
     service, keys = session.service, request.keys
     service.counters.request("exist_key", len(keys), 0)
-    if len(keys) > _EXIST_AT_ONCE:
+    if len(keys) > EXIST_AT_ONCE:
         _check_keys(keys)
         return _exist_many(session, keys)
     directory = service.directory
@@ -68,46 +68,10 @@ def _exist(session: Session, request: m.Exist) -> Reply:
 async def _exist_many(session: Session, keys: list[str]) -> Message:
     directory = session.service.directory
     found = bytearray(len(keys))
-    for some in _from_the_end(len(keys), _EXIST_AT_ONCE):
+    for some in from_the_end(len(keys), EXIST_AT_ONCE):
         found[some] = directory.exist(keys[some], directory.clock())
         await asyncio.sleep(0)
     return m.ExistReply(bytes(found))
-
-
-@handles(m.Prefix)
-def _prefix(session: Session, request: m.Prefix) -> Reply:
-    service, heads = session.service, request.heads
-    if not heads:
-        raise StoreError(ErrorCode.INVALID_PARAMS, "no heads of keys; at least one is needed")
-    count = len(heads) * sum(map(len, request.tails))
-    service.counters.request("exist_key", count, 0)
-    if count > _EXIST_AT_ONCE:
-        _check_count(count)
-        return _prefix_many(session, request)
-    directory = service.directory
-    now = directory.clock()
-    return m.PrefixReply([directory.prefix(heads, tails, now) for tails in request.tails])
-
-
-async def _prefix_many(session: Session, request: m.Prefix) -> Message:
-    """In slices: first how far the lists reach, then the leases, from the end."""
-    directory, heads = session.service.directory, request.heads
-    step = max(1, _EXIST_AT_ONCE // len(heads))
-    lengths = []
-    for tails in request.tails:
-        length = 0
-        for at in range(0, len(tails), step):
-            some = tails[at : at + step]
-            reached = directory.prefix(heads, some, directory.clock(), lease=False)
-            length += reached
-            await asyncio.sleep(0)
-            if reached < len(some):
-                break
-        for part in _from_the_end(length, step):
-            directory.prefix(heads, tails[part], directory.clock())
-            await asyncio.sleep(0)
-        lengths.append(length)
-    return m.PrefixReply(lengths)
 
 
 @handles(m.GetStart)
@@ -126,7 +90,7 @@ async def _get_many(session: Session, keys: list[str]) -> Message:
     directory = session.service.directory
     lease = directory.begin_read(directory.clock(), _name(session))
     slices = []
-    for some in _from_the_end(len(keys), _READ_AT_ONCE):
+    for some in from_the_end(len(keys), _READ_AT_ONCE):
         slices.append(directory.read(keys[some], lease, directory.clock()))
         await asyncio.sleep(0)
     return _got(session, lease.number, [found for some in reversed(slices) for found in some])
@@ -163,7 +127,7 @@ def _query(session: Session, request: m.Query) -> Reply:
 async def _query_many(session: Session, keys: list[str]) -> Message:
     directory = session.service.directory
     slices = []
-    for some in _from_the_end(len(keys), _READ_AT_ONCE):
+    for some in from_the_end(len(keys), _READ_AT_ONCE):
         slices.append(directory.query(keys[some], directory.clock()))
         await asyncio.sleep(0)
     return _queried(session, [found for some in reversed(slices) for found in some])
@@ -267,10 +231,10 @@ def _put_end(session: Session, request: m.PutEnd) -> Reply:
 async def _put_end_many(session: Session, request: m.PutEnd) -> Message:
     done, failed = request.done, request.failed
     codes = [0] * (len(done) + len(failed))
-    for some in _from_the_end(len(done), _END_AT_ONCE):
+    for some in from_the_end(len(done), _END_AT_ONCE):
         codes[some] = _end(session, done[some], request.lost)
         await asyncio.sleep(0)
-    for some in _from_the_end(len(failed), _END_AT_ONCE):
+    for some in from_the_end(len(failed), _END_AT_ONCE):
         codes[len(done) + some.start : len(done) + some.stop] = _revoke(session, failed[some])
         await asyncio.sleep(0)
     _count_ends(session, codes, len(done))

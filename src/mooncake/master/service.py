@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from mooncake.errors import ErrorCode, StoreError
-from mooncake.master import requests, segment_requests  # noqa: F401 -- they add their handlers
+from mooncake.master import prefixes, requests, segment_requests  # noqa: F401 -- they add their handlers
 from mooncake.master.config import MasterConfig
 from mooncake.master.counters import Counters
 from mooncake.master.directory import Directory

@@ -94,16 +94,31 @@ class ExistReply(Message):
     found: bytes
 
 
-class Prefix(Message):
-    """How far does each of several lists of keys reach without a gap?  Every key is a head and a tail: entry i of
-    list q is there if `head + tails[q][i]` is for all `heads` (an engine's ranks, which hold a part of each block)."""
+class Need(Message):
+    """What must be there for a list of keys to be of use up to a place in it: blocks of `every` tails each, named by
+    the last of them, under all of `heads` (an engine's ranks, which hold a part of each block).
+
+    All blocks before the place if `last` is 0; else only `last` of them, those that end `skip` blocks before it (what a
+    sliding window of attention still sees, or the one newest state).
+    """
 
     heads: list[str]
+    every: int = 1
+    last: int = 0
+    skip: int = 0
+
+
+class Prefix(Message):
+    """How far is each of several lists of keys there?  Every key is a head and a tail; a place is a number of a list's
+    first tails, a multiple of `step`, and counts if what all `needs` say is there."""
+
+    needs: list[Need]
     tails: list[list[str]]
+    step: int = 1
 
 
 class PrefixReply(Message):
-    """For each list how many of its first entries are there; those are now under a probe lease."""
+    """For each list the farthest place that counts; what it needs is now under a probe lease."""
 
     lengths: list[int]
 

@@ -12,6 +12,7 @@ from mooncake.rpc.messages import (
     ExistReply,
     Found,
     GetReply,
+    Need,
     Prefix,
     PrefixReply,
     Query,
@@ -50,7 +51,7 @@ class Queries(Member):
         """How many of the first keys are there without a gap, negative if the master cannot say.  Those found are
         leased.  One round trip; the C++ library has no such call."""
         try:
-            return self._joined().rpc.call(Prefix([""], [list(keys)]), PrefixReply).lengths[0]
+            return self._joined().rpc.call(Prefix([Need([""])], [list(keys)]), PrefixReply).lengths[0]
         except NotSetUpError:
             return INVALID
         except StoreError as error:
