@@ -8,7 +8,6 @@ or overwritten block goes unseen.  The next token depends on the number, so answ
 from typing import Any
 
 import numpy as np
-import torch
 from vllm.config import KVEventsConfig, KVTransferConfig, set_current_vllm_config
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
@@ -17,14 +16,13 @@ from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash, resolve_kv_cache_block_sizes
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-BLOCK = 32
-HEADS, WIDTH, LAYERS = 2, 8, 3
-BLOCK_BYTES = LAYERS * HEADS * BLOCK * WIDTH * 4
+from tests.connector.kinds import BLOCK, LAYERS, PAGE, Model
+
+BLOCK_BYTES = LAYERS * PAGE * 4
 PRIME = 2**31 - 1
 
 
@@ -49,15 +47,18 @@ def answer(prompt: list[int], count: int) -> list[int]:
 
 class Engine:
     def __init__(
-        self, model: str, num_blocks: int, role: str = "kv_both", *, events: bool = False, **extra: Any
-    ) -> None:
-        """`extra`: the connector's settings.  Loads are not declined unless they say so: a step here takes no time."""
+        self, model: str, num_blocks: int, role: str = "kv_both", kind: str = "full", *, events: bool = False,
+        **extra: Any,
+    ) -> None:  # fmt: skip
+        """`kind`: of `kinds.KINDS`.  `extra`: the connector's settings.  Loads are not declined unless they say so: a
+        step here takes no time."""
         transfer = KVTransferConfig(
             kv_connector="MooncakeStoreConnector",
             kv_connector_module_path="mooncake.vllm",
             kv_role=role,
             kv_connector_extra_config={"decline_slow_loads": False, **extra},
         )
+        self.cache = Model(kind, num_blocks)
         config = EngineArgs(
             model=model, dtype="float32", enforce_eager=True, max_model_len=1024, block_size=BLOCK, max_num_seqs=8,
             max_num_batched_tokens=128, kv_transfer_config=transfer, async_scheduling=False,
@@ -65,20 +66,20 @@ class Engine:
         ).create_engine_config()  # fmt: skip
         self.config = config
         config.cache_config.num_gpu_blocks = num_blocks
-        spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=HEADS, head_size=WIDTH // 2, dtype=torch.float32)
-        names = [f"layers.{i}" for i in range(LAYERS)]
-        cache = KVCacheConfig(num_blocks, [], [KVCacheGroupSpec(names, spec)])
+        if self.cache.states:
+            config.cache_config.mamba_cache_mode = "align"
         hash_fn = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
         init_none_hash(hash_fn)
-        block_size, hash_size = resolve_kv_cache_block_sizes(cache, config)
+        block_size, hash_size = resolve_kv_cache_block_sizes(self.cache.config, config)
         self._hasher = get_request_block_hasher(hash_size, hash_fn)
-        self.memory = torch.zeros((LAYERS, num_blocks, HEADS, BLOCK, WIDTH), dtype=torch.int32)
-        self.worker = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, cache)
+        self.worker = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, self.cache.config)
         with set_current_vllm_config(config):
-            self.worker.register_kv_caches({name: self.memory[i] for i, name in enumerate(names)})
+            self.worker.register_kv_caches(self.cache.caches)
         self.scheduler = Scheduler(
-            config, cache, StructuredOutputManager(config), block_size, hash_block_size=hash_size, log_stats=True
-        )
+            config, self.cache.config, StructuredOutputManager(config), block_size, hash_block_size=hash_size,
+            log_stats=True,
+        )  # fmt: skip
+        self.half._groups.lag = self.cache.lag
         self.requests: dict[str, tuple[list[int], int]] = {}  # id → (prompt, tokens to answer)
         self.answers: dict[str, list[int]] = {}  # finished ones
         self.external = 0  # tokens loaded, as vLLM counts them
@@ -98,6 +99,11 @@ class Engine:
 
         self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
         self.requests.pop(name, None)
+
+    @property
+    def half(self) -> Any:
+        """The scheduler's half of the connector."""
+        return self.scheduler.connector._scheduler
 
     @property
     def busy(self) -> bool:
@@ -145,14 +151,8 @@ class Engine:
         request = self.scheduler.requests[name]
         done = request.num_computed_tokens - count  # vLLM has counted this step's already
         tokens = list(request.all_token_ids[: done + count])
-        table = self.scheduler.kv_cache_manager.get_block_ids(name)[0]
-        expected = torch.from_numpy(numbers(tokens).astype(np.int32))
-        positions = np.arange(done + count)
-        blocks, slots = torch.tensor([table[p // BLOCK] for p in positions]), torch.from_numpy(positions % BLOCK)
-        read = self.memory[:, blocks[:done], :, slots[:done], :]
-        wrong = (read != expected[:done].view(-1, 1, 1, 1)).flatten(1).any(1).nonzero().flatten().tolist()
-        assert not wrong, f"{name}: {len(wrong)} of {done} positions hold other tokens' KV, from {wrong[0]}"
-        self.memory[:, blocks[done:], :, slots[done:], :] = expected[done:].view(-1, 1, 1, 1)
+        expected = numbers(tokens)
+        self.cache.forward(self.scheduler.kv_cache_manager.get_block_ids(name), expected, done, name)
         return [int(expected[-1]) % 1000 + 5] if done + count >= request.num_tokens else []
 
     def _take(self, output: Any) -> None:
@@ -168,10 +168,10 @@ class Engine:
 
     def check_idle(self) -> None:
         """Nothing is left of requests that are over."""
-        half = self.scheduler.connector._scheduler
+        half = self.half
         assert not half._requests, half._requests
         assert not half._loading
-        assert not half._pins
+        assert not half._saving.pins
         pool = self.scheduler.kv_cache_manager.block_pool
         assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1  # one is vLLM's null block
         assert not self.scheduler.requests

@@ -1,6 +1,6 @@
 """Random orders of everything that may happen to requests and to the pool, on two engines that share one.
 
-Runs in the vLLM environment: `python -m tests.connector.storm MODEL SEED STEPS`.  Prints its counts as JSON.
+Runs in the vLLM environment: `python -m tests.connector.storm MODEL SEED STEPS [KIND]`.  Prints its counts as JSON.
 """
 
 import contextlib
@@ -18,7 +18,8 @@ from pathlib import Path
 
 from mooncake.cli.engine_settings import write_pool_config
 from mooncake.store import MooncakeDistributedStore
-from tests.connector.engine import BLOCK, BLOCK_BYTES, Engine, numbers
+from tests.connector.engine import BLOCK_BYTES, Engine, numbers
+from tests.connector.kinds import KINDS
 from tests.processes import Master
 
 POOL_BLOCKS = 60  # of each engine's segment
@@ -72,18 +73,20 @@ class Faulty:
 
 
 class Storm:
-    def __init__(self, model: str, seed: int, folder: Path, master: Master) -> None:
+    def __init__(self, model: str, seed: int, folder: Path, master: Master, kind: str) -> None:
         self.random = random.Random(seed)
         self.counts: Counter = Counter()
         self.master = master
         self.stopped_until = 0.0
         self.down_until = 0.0
         config = folder / "pool.json"
-        write_pool_config(config, self.master.port, POOL_BLOCKS * BLOCK_BYTES)
+        write_pool_config(config, self.master.port, POOL_BLOCKS * len(KINDS[kind]) * BLOCK_BYTES)
         os.environ["MOONCAKE_CONFIG_PATH"] = str(config)
         os.environ["MOONCAKE_REQUESTER_LOCAL_HOSTNAME"] = "127.0.0.1"
+        blocks = 30 + 10 * len(KINDS[kind])
         self.engines = [
-            Engine(model, 40, save_decode_cache=bool(seed % 2), max_pinned_percent=10 + seed % 3 * 20) for _ in range(2)
+            Engine(model, blocks, kind=kind, save_decode_cache=bool(seed % 2), max_pinned_percent=10 + seed % 3 * 20)
+            for _ in range(2)
         ]
         for engine in self.engines:
             membership = engine.worker._worker._membership
@@ -162,21 +165,24 @@ class Storm:
 
     def check_pool(self) -> None:
         """Every value in the pool is that of the tokens in its key."""
-        import numpy as np
-
+        checked: set[str] = set()
         engine = self.engines[0]
-        head = engine.worker._worker._loader._pool.head
-        known = {}
+        groups, shards = engine.half._groups, engine.worker._worker._loader._pool.shards
         for number, prompt in enumerate(self.prompts):
             engine.add(f"check{number}", prompt, 1)
-            for i, value in enumerate(engine.scheduler.requests[f"check{number}"].block_hashes):
-                known[head + value.hex()] = numbers(prompt[: (i + 1) * BLOCK])[-BLOCK:]
+            request = engine.scheduler.requests[f"check{number}"]
             engine.abort(f"check{number}")
-        for key, value in zip(known, self.admin.get_batch(list(known)), strict=True):
-            if value:
-                found = np.frombuffer(value, np.int32).reshape(-1, BLOCK, 8)
-                assert (found == known[key][None, :, None]).all(), f"{key} holds other tokens' KV"
-                self.counts["values checked"] += 1
+            expected = numbers(prompt)
+            for group, kind in zip(groups.all, engine.cache.groups, strict=True):
+                size = group.block_size
+                ends = range(size, groups.hashed(request) + 1, size)
+                (shard,) = shards[group.number]
+                keys = [shard.head + groups.hashes(request, end - size, end, size)[0].hex() for end in ends]
+                for end, key, value in zip(ends, keys, self.admin.get_batch(keys) if keys else (), strict=True):
+                    if value and key not in checked:
+                        checked.add(key)
+                        assert kind.check_value(value, expected[:end]), f"{key} holds other tokens' KV"
+                        self.counts[f"values checked of group {group.number}"] += 1
 
     def close(self) -> None:
         for engine in self.engines:
@@ -189,11 +195,12 @@ class Storm:
 def main() -> None:
     logging.disable(logging.ERROR)
     model, seed, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    kind = sys.argv[4] if len(sys.argv) > 4 else "full"
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="storm-"))
         master = Master()
         stack.callback(master.stop)
-        storm = Storm(model, seed, Path(folder), master)
+        storm = Storm(model, seed, Path(folder), master, kind)
         stack.callback(storm.close)
         for _ in range(steps):
             storm.act()

@@ -97,11 +97,23 @@ def test_layers_that_share_a_cache_count_once():
     assert Layout({"0": Tensor(memory), "1": Tensor(memory)}, BLOCKS).shape.block_bytes == 2 * 4 * 8 * 4
 
 
+def test_a_layer_with_several_tensors():
+    """The states of a Mamba layer, in pages that are larger than both."""
+    pages = random(BLOCKS, 40)
+    convolution, state = (
+        np.lib.stride_tricks.as_strided(pages[:, at:], (BLOCKS, *shape), (160, 4 * shape[1], 4))
+        for at, shape in ((0, (2, 3)), (6, (4, 6)))
+    )
+    layout = Layout({"0": [Tensor(convolution, pages), Tensor(state, pages)]}, BLOCKS)
+    assert layout.shape.block_bytes == 30 * 4
+    assert value(layout, 3) == pages[3, :30].tobytes()
+    assert "0#0" in layout.text
+    assert "0#1" in layout.text
+
+
 def test_what_cannot_be_stored_is_refused():
     memory = random(BLOCKS + 1, 3, 4, 8)
     with pytest.raises(ConfigError, match="7 blocks are not found"):
         Layout({"0": Tensor(memory)}, BLOCKS)
-    with pytest.raises(ConfigError, match="Mamba"):
-        Layout({"0": [Tensor(memory)]}, BLOCKS)
     with pytest.raises(ConfigError, match="no KV cache"):
         Layout({}, BLOCKS)

@@ -4,17 +4,18 @@ from typing import NamedTuple
 
 
 class Blocks(NamedTuple):
-    """Where blocks are in the KV cache (`ids`), and the hashes that name their content.
+    """Where blocks of one group are in the KV cache (`ids`), and the hashes that name their content.
 
     `adapter` stands before the hash in a key: "" or what tells a LoRA adapter's content apart.
     """
 
+    group: int
     adapter: str
     hashes: list[bytes]
     ids: list[int]
 
     def tails(self) -> list[str]:
-        """The ends of their keys; a key is a worker's head and this."""
+        """The ends of their keys; a key is a worker's head for the group and this."""
         return tails(self.adapter, self.hashes)
 
 

@@ -8,13 +8,19 @@ used.
 from collections.abc import Collection
 from typing import Any
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    SupportsHMA,
+)
 from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
 from vllm.version import __version__ as vllm_version
 
 from mooncake.client.prefixes import PrefixClient
 from mooncake.vllm import identity, versions
 from mooncake.vllm.events import Events
+from mooncake.vllm.groups import Groups
 from mooncake.vllm.lookup import Lookups
 from mooncake.vllm.metrics import Metrics
 from mooncake.vllm.plan import Report, StepPlan
@@ -30,7 +36,7 @@ versions.check_version(vllm_version)
 _MASTER_LIMIT = 1.0  # seconds for one answer of the master, which the scheduler does not wait for
 
 
-class MooncakeStoreConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is not there where types are checked
+class MooncakeStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # vLLM is not there where types are checked
     """A pool as a cache behind vLLM's own prefix cache."""
 
     _cache_hit_source = versions.hit_source()
@@ -47,19 +53,19 @@ class MooncakeStoreConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM 
             versions.share_block_hashes(str(vllm_config.cache_config.prefix_caching_hash_algo))
             block_size, hash_size = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
             speculative, world = vllm_config.speculative_config, vllm_config.parallel_config.world_size
+            lag = 1 if speculative is not None and speculative.use_eagle() else 0
+            groups = Groups.of(kv_cache_config, block_size, hash_size, lag)
             self._scheduler = SchedulerHalf(
                 settings,
                 Lookups(PrefixClient(config.master_server_address, _MASTER_LIMIT)),
-                block_size,
-                hash_size,
+                groups,
                 kv_cache_config.num_blocks,
                 world,
                 saves=transfer.kv_role != "kv_consumer",
-                lag=1 if speculative is not None and speculative.use_eagle() else 0,
             )
             worth = Worth() if settings.decline_slow_loads else None
             events = vllm_config.kv_events_config
-            events = Events(block_size, hash_size, world) if events and events.enable_kv_cache_events else None
+            events = Events(groups, world) if events and events.enable_kv_cache_events else None
             self._watch = Watch(self._scheduler.tally, block_size, worth, events)
         else:
             self._worker = WorkerHalf(config, settings, vllm_config, kv_cache_config)
@@ -102,6 +108,9 @@ class MooncakeStoreConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM 
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
         self._planner.bind(gpu_block_pool)
 
+    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+        self._planner.bind(kv_cache_manager.block_pool, kv_cache_manager)
+
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         offer = self._planner.matched(request, num_computed_tokens)
         if offer[0] is None:
@@ -109,7 +118,8 @@ class MooncakeStoreConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM 
         return self._watch.offered(request, num_computed_tokens, offer, self._planner.lookup(request.request_id))
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        self._planner.allocated(request, blocks.get_block_ids()[0] if num_external_tokens else [], num_external_tokens)
+        ids = blocks.get_block_ids() if num_external_tokens else ()
+        self._planner.allocated(request, ids, blocks.blocks, num_external_tokens)
         self._watch.allocated(request, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
@@ -128,6 +138,11 @@ class MooncakeStoreConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM 
         self._planner.finished(request.request_id)
         self._watch.finished(request.request_id)
         return False, None
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        return self.request_finished(request, [])
 
     def has_pending_push_work(self) -> bool:
         return self._planner.busy()

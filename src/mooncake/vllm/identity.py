@@ -1,73 +1,78 @@
 """Under which keys an engine's blocks lie in the pool: everything that decides what their bytes are and mean.
 
-A key is `vllm/<fingerprint>/<rank>/<hash of the tokens up to the block's end>`.  vLLM's hash covers tokens, cache salt,
-multimodal inputs and a LoRA adapter's name; the fingerprint covers the rest.  Engines that differ in any of it never
-meet; names of folders, hosts and requests are not in it.
+A key is `vllm/<fingerprint>/<shard and rank>/<group>/<hash of the tokens up to the block's end>`.  vLLM's hash covers
+tokens, cache salt, multimodal inputs and a LoRA adapter's name; the fingerprint covers the rest.  Engines that differ
+in any of it never meet; names of folders, hosts and requests are not in it.
 """
 
 import dataclasses
 import hashlib
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from mooncake.errors import ConfigError
+from mooncake.vllm import versions
+from mooncake.vllm.groups import holds_states, span_of
 from mooncake.vllm.settings import Settings
 from mooncake.vllm.weights import model_fingerprint
 
-FORMAT = 1  # of values in the pool; another one is another key
-_SUPPORTED_SPECS = ("FullAttentionSpec", "MLAAttentionSpec")
+FORMAT = 2  # of values in the pool; another one is another key
+_NOT_IN_VALUES = (
+    "page_size_padded", "block_stride_alignment",  # bytes between blocks
+    "num_kv_heads", "num_head_slots", "max_tp_shards",  # of a rank: the layout has those of the shard
+)  # fmt: skip
 
 
 def refuse_unsupported(vllm_config: Any, kv_cache_config: Any) -> None:
     """Raise ConfigError, by name, for what this connector cannot do."""
     parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
     reasons = []
-    if len(kv_cache_config.kv_cache_groups) != 1:
-        reasons.append(
-            f"{len(kv_cache_config.kv_cache_groups)} KV cache groups (pass --disable-hybrid-kv-cache-manager; a Mamba "
-            "hybrid is not supported)"
-        )
-    else:
-        spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
-        for each in getattr(spec, "kv_cache_specs", {"": spec}).values():
-            if type(each).__name__ not in _SUPPORTED_SPECS:
-                reasons.append(f"a KV cache of kind {type(each).__name__}")
-                break
+    for group in kv_cache_config.kv_cache_groups:
+        try:
+            span_of(group.kv_cache_spec)
+        except ConfigError as error:
+            reasons.append(str(error))
+        if not getattr(group, "enable_kv_transfer", True):
+            reasons.append("HiSparse (KV cache groups that are not transferred)")
+        if holds_states(group.kv_cache_spec) and not versions.saves_states():
+            reasons.append("Mamba layers with this version of vLLM (use 0.32)")
     for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         if getattr(parallel, name, 1) > 1:
             reasons.append(f"{name} {getattr(parallel, name)}")
     if getattr(cache, "calculate_kv_scales", False):
         reasons.append("calculate_kv_scales (each engine would store with scales of its own)")
     if reasons:
-        raise ConfigError(f"mooncake.vllm.MooncakeStoreConnector does not support {'; '.join(reasons)}")
+        raise ConfigError(f"mooncake.vllm.MooncakeStoreConnector does not support {'; '.join(dict.fromkeys(reasons))}")
 
 
-def key_head(vllm_config: Any, kv_cache_config: Any, settings: Settings, layout: str, backends: list[str]) -> str:
-    """How the keys of this worker begin.  Raises ConfigError when the weights cannot be told."""
-    parts = {
-        "format": FORMAT,
-        "prefix": settings.cache_prefix,
-        "weights": settings.weights_id or _weights(vllm_config.model_config, vllm_config.load_config),
-        "model": _model(vllm_config.model_config),
-        "cache": _cache(vllm_config, kv_cache_config),
-        "draft": _draft(vllm_config, settings),
-        "layout": layout,
-        "attention": backends,
-        "parallel": [
-            vllm_config.parallel_config.tensor_parallel_size,
-            vllm_config.parallel_config.pipeline_parallel_size,
-        ],
-    }
-    text = json.dumps(parts, sort_keys=True, default=str)
-    fingerprint = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-    tensor, pipeline = ranks(vllm_config)
-    if replicated(vllm_config):
-        tensor = 0
-    return f"vllm/{fingerprint}/tp{tensor}pp{pipeline}/"
+class Identity:
+    """What is the same for all keys of an engine.  Raises ConfigError when the weights cannot be told."""
+
+    def __init__(self, vllm_config: Any, settings: Settings, backends: list[str]) -> None:
+        cache = vllm_config.cache_config
+        self._pipeline = ranks(vllm_config)[1]
+        self._parts = {
+            "format": FORMAT,
+            "prefix": settings.cache_prefix,
+            "weights": settings.weights_id or _weights(vllm_config.model_config, vllm_config.load_config),
+            "model": _model(vllm_config.model_config),
+            "cache": [str(cache.cache_dtype), str(cache.prefix_caching_hash_algo)],
+            "draft": _draft(vllm_config, settings),
+            "attention": backends,
+            "pipeline": vllm_config.parallel_config.pipeline_parallel_size,
+        }
+
+    def key_head(self, group: int, spec: Any, layout: str, shard: int, shards: int) -> str:
+        """How the keys of a group's blocks begin, for one of the shards that they are cut into.  `layout`: the order of
+        a value's bytes."""
+        text = json.dumps(self._parts | {"layout": layout, "specs": _specs(spec)}, sort_keys=True, default=str)
+        fingerprint = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        return f"vllm/{fingerprint}/h{shard}of{shards}pp{self._pipeline}/g{group}/"
 
 
-def key_identity(heads: list[str]) -> str:
+def key_identity(heads: Collection[str]) -> str:
     """Two hexadecimal numbers, equal in engines that find each other's blocks: of how the keys of all workers begin,
     and of what block hashes are chained from.  Called where hashes are made; neither can be told from its number."""
     from vllm.v1.core import kv_cache_utils
@@ -82,11 +87,6 @@ def ranks(vllm_config: Any) -> tuple[int, int]:
     parallel = vllm_config.parallel_config
     rank = parallel.rank % (parallel.tensor_parallel_size * parallel.pipeline_parallel_size)
     return rank % parallel.tensor_parallel_size, rank // parallel.tensor_parallel_size
-
-
-def replicated(vllm_config: Any) -> bool:
-    """Whether all tensor parallel ranks hold the same KV cache."""
-    return bool(vllm_config.model_config.use_mla)
 
 
 def attention_backends(vllm_config: Any) -> list[str]:
@@ -141,18 +141,14 @@ def _model(model: Any) -> dict[str, Any]:
     }
 
 
-def _cache(vllm_config: Any, kv_cache_config: Any) -> dict[str, Any]:
-    cache, spec = vllm_config.cache_config, kv_cache_config.kv_cache_groups[0].kv_cache_spec
+def _specs(spec: Any) -> dict[str, Any]:
     specs = getattr(spec, "kv_cache_specs", {"": spec})
     return {
-        "dtype": str(cache.cache_dtype),
-        "block_size": cache.block_size,
-        "hash": str(cache.prefix_caching_hash_algo),
-        "specs": {
-            name: [type(each).__name__, {f.name: str(getattr(each, f.name)) for f in dataclasses.fields(each)}]
-            for name, each in specs.items()
-        },
-    }
+        name: [type(each).__name__, {
+            f.name: str(getattr(each, f.name)) for f in dataclasses.fields(each) if f.name not in _NOT_IN_VALUES
+        }]
+        for name, each in specs.items()
+    }  # fmt: skip
 
 
 def _draft(vllm_config: Any, settings: Settings) -> Any:

@@ -1,7 +1,7 @@
 """Where the bytes of a block lie in an engine's KV cache, as vectors of pieces.
 
-The value of a block in the pool is its bytes of every layer, layers in the order of their numbers, each in the order
-in which it lies in memory.  `text` describes that order: values of equal `text` may be exchanged.
+The value of a block in the pool is its bytes of every layer of its group, layers in the order of their numbers, each in
+the order in which it lies in memory.  `text` describes that order: values of equal `text` may be exchanged.
 """
 
 import itertools
@@ -17,16 +17,13 @@ class Layout:
     """The shape of blocks in this engine's memory."""
 
     def __init__(self, caches: Mapping[str, Any], num_blocks: int) -> None:
-        """`caches`: layer → tensor with one dimension of `num_blocks`, or a multiple of it (kernel blocks).  Raises
-        ConfigError."""
+        """`caches`: layer → tensor with one dimension of `num_blocks`, or a multiple of it (kernel blocks), or several
+        such tensors.  Raises ConfigError."""
         pieces: list[tuple[int, int, int]] = []
         parts: list[str] = []
         seen: set[int] = set()
         self.regions: dict[int, int] = {}  # address → bytes of the memory that the layers lie in
-        for name in sorted(caches, key=_by_number):
-            cache = caches[name]
-            if isinstance(cache, list | tuple):
-                raise ConfigError(f"layer {name} keeps its state in several tensors (Mamba), which is not supported")
+        for name, cache in _tensors(caches):
             if cache.data_ptr() in seen:  # layers that share a cache
                 continue
             seen.add(cache.data_ptr())
@@ -51,6 +48,18 @@ class Layout:
         return BlockVector(self.shape, blocks)
 
 
+def _tensors(caches: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """All of them by name; a layer that keeps its state in several has a name for each."""
+    found = []
+    for name in sorted(caches, key=_by_number):
+        cache = caches[name]
+        if isinstance(cache, list | tuple):
+            found += [(f"{name}#{i}", each) for i, each in enumerate(cache)]
+        else:
+            found.append((name, cache))
+    return found
+
+
 def _by_number(name: str) -> list[tuple[int, int, str]]:
     """layers.2 before layers.10."""
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name)]
@@ -69,14 +78,10 @@ def _block(name: str, cache: Any, num_blocks: int) -> tuple[str, list[int], int,
     if kernel_blocks > 1:
         inner.append((strides[axis], kernel_blocks, "kernel"))
     inner.sort(reverse=True)
+    order = " ".join(f"{dimension}={size}" for _, size, dimension in inner)
     run = 1
     while inner and inner[-1][0] == run:
         run *= inner.pop()[1]
     outer = [[i * stride * unit for i in range(size)] for stride, size, _ in inner]
     offsets = [sum(each) for each in itertools.product(*outer)]
-    described = sorted(
-        [(strides[i], f"d{i}={shape[i]}") for i in range(len(shape)) if i != axis]
-        + [(strides[axis], f"kernel={kernel_blocks}")],
-        reverse=True,
-    )
-    return " ".join(text for _, text in described), offsets, run * unit, strides[axis] * kernel_blocks * unit
+    return order, offsets, run * unit, strides[axis] * kernel_blocks * unit

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from mooncake.client.prefixes import PrefixClient
 from mooncake.errors import StoreError
+from mooncake.rpc.messages import Need
 from mooncake.vllm.blocks import tails
 from mooncake.vllm.weights import adapter_fingerprint
 
@@ -21,15 +22,19 @@ _THREADS = 2  # so that one slow answer does not hold up the next question
 
 
 class Lookup:
-    """A question about blocks `first` and on of a request, and its answer: `count` of them are there."""
+    """A question about a request's units `first` and on, and its answer: it can go on behind `count` of them.
 
-    __slots__ = ("adapter_path", "answered", "asked", "count", "counted", "first", "hashes", "heads", "reason")
+    `needs`: what is needed of each group of layers; `hashes`: `step` for a unit.
+    """
 
-    def __init__(self, heads: list[str], first: int, hashes: list[bytes], adapter_path: str) -> None:
-        self.heads = heads
+    __slots__ = ("adapter_path", "answered", "asked", "count", "counted", "first", "hashes", "needs", "reason", "step")
+
+    def __init__(self, needs: list[Need], first: int, hashes: list[bytes], adapter_path: str, step: int) -> None:
+        self.needs = needs
         self.first = first
         self.hashes = hashes
         self.adapter_path = adapter_path
+        self.step = step
         self.asked = time.monotonic()
         self.answered = 0.0  # when, 0: not yet
         self.count = 0
@@ -43,11 +48,11 @@ class Lookup:
 
     @property
     def end(self) -> int:
-        """The first block that is not there."""
+        """The first unit that is not there."""
         return self.first + self.count
 
     def serves(self, first: int) -> bool:
-        """Whether the answer tells, now, what is there of block `first` and on."""
+        """Whether the answer tells, now, what is there of unit `first` and on."""
         if self.answered and time.monotonic() - self.answered > VALID:
             return False
         return self.first <= first and (not self.answered or first <= self.end)
@@ -62,9 +67,9 @@ class Lookups:
         self._adapters: dict[str, str | None] = {}
         self._threads: list[threading.Thread] = []
 
-    def ask(self, heads: list[str], first: int, hashes: list[bytes], adapter_path: str) -> Lookup:
+    def ask(self, needs: list[Need], first: int, hashes: list[bytes], adapter_path: str, step: int = 1) -> Lookup:
         """A lookup that will be answered; with the master known to be down it is at once."""
-        lookup = Lookup(heads, first, hashes, adapter_path)
+        lookup = Lookup(needs, first, hashes, adapter_path, step)
         if self._client.down:
             lookup.settle(0, "master_down")
             return lookup
@@ -130,17 +135,18 @@ class Lookups:
                 lookup.settle(0, reason)
 
     def _answer(self, asked: list[Lookup]) -> None:
-        by_heads: dict[tuple[str, ...], list[tuple[Lookup, str]]] = {}
+        alike: dict[tuple[int, int], list[tuple[Lookup, str]]] = {}
         for lookup in asked:
             adapter = self._find_adapter(lookup.adapter_path)
             if adapter is None:
                 lookup.settle(0, "adapter_unreadable")
             else:
-                by_heads.setdefault(tuple(lookup.heads), []).append((lookup, adapter))
-        for heads, lookups in by_heads.items():
-            lengths = self._client.lengths(list(heads), [tails(adapter, lookup.hashes) for lookup, adapter in lookups])
-            for (lookup, _), length in zip(lookups, lengths, strict=True):
-                lookup.settle(length)
+                alike.setdefault((id(lookup.needs), lookup.step), []).append((lookup, adapter))
+        for (_, step), lookups in alike.items():
+            lists = [tails(adapter, lookup.hashes) for lookup, adapter in lookups]
+            places = self._client.places(lookups[0][0].needs, lists, step)
+            for (lookup, _), place in zip(lookups, places, strict=True):
+                lookup.settle(place // step)
 
     def _find_adapter(self, path: str) -> str | None:
         if not path:

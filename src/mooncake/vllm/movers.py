@@ -1,9 +1,11 @@
 """The threads that move blocks between the KV cache and the pool, one batch at a time.
 
-Each thread takes all that was queued meanwhile and moves it with one vectored call of the store, which holds the
-interpreter lock neither while it copies nor while it waits.  What became of a job is always told.
+Each thread takes all that was queued meanwhile and moves it, group by group and shard by shard, with a vectored call of
+the store for each, which holds the interpreter lock neither while it copies nor while it waits.  What became of a job
+is always told.
 """
 
+import itertools
 import logging
 import queue
 import threading
@@ -29,19 +31,28 @@ _STOP_LIMIT = 5.0
 
 
 class Job(NamedTuple):
-    """Blocks to move once `fence` has passed; `done` is told a code a block, < 0 for what was not moved."""
+    """Blocks of any groups to move once `fence` has passed; `done` is told a code a block, in their order, < 0 for what
+    was not moved."""
 
     blocks: list[Blocks]
     fence: Fence
     done: Callable[[list[int]], None]
 
 
+class Shard(NamedTuple):
+    """What this worker holds of a group's blocks under one head of keys: its heads of attention, or some of them.
+    `stores`: it also saves them, and no other worker which holds the same does."""
+
+    head: str
+    layout: Layout
+    stores: bool
+
+
 class Pool(NamedTuple):
-    """What both movers work on."""
+    """What both movers work on.  `shards`: by group."""
 
     membership: Membership
-    layout: Layout
-    head: str
+    shards: list[list[Shard]]
     tally: Tally
 
 
@@ -86,21 +97,45 @@ class Mover:
         return jobs
 
     def _move_all(self, jobs: list[Job]) -> None:
-        tails, ids = [], []
-        for job in jobs:
-            for blocks in job.blocks:
-                tails += blocks.tails()
-                ids += blocks.ids
-        codes: list[int] = []
-        began = time.monotonic()
+        everything = [blocks for job in jobs for blocks in job.blocks]
+        codes = [[INTERNAL] * len(blocks.ids) for blocks in everything]
         try:
             for job in jobs:
                 job.fence.wait()
-            began = time.monotonic()
+            for group in sorted({blocks.group for blocks in everything}):
+                places = [i for i, blocks in enumerate(everything) if blocks.group == group and blocks.ids]
+                moved = iter(self._move_group(group, [everything[i] for i in places]))
+                for i in places:
+                    codes[i] = list(itertools.islice(moved, len(everything[i].ids)))
+        except Exception:
+            logger.exception("A batch of %d blocks was not moved", sum(map(len, codes)))
+        told = iter(codes)
+        for job in jobs:
+            job.done(list(itertools.chain.from_iterable(itertools.islice(told, len(job.blocks)))))
+
+    def _move_group(self, group: int, blocks: list[Blocks]) -> list[int]:
+        """A code a block: 0, or that of a shard which was not moved."""
+        tails = [tail for each in blocks for tail in each.tails()]
+        ids = [block for each in blocks for block in each.ids]
+        codes = [0] * len(ids)
+        if not ids:
+            return codes
+        for shard in self._pool.shards[group]:
+            if self._moves(shard):
+                moved = self._move_shard(shard, tails, ids)
+                codes = [before or now for before, now in zip(codes, moved, strict=True)]
+        return codes
+
+    def _moves(self, shard: Shard) -> bool:
+        return True
+
+    def _move_shard(self, shard: Shard, tails: list[str], ids: list[int]) -> list[int]:
+        codes: list[int] = []
+        began = time.monotonic()
+        try:
             store = self._pool.membership.store
             if store is not None:
-                head = self._pool.head
-                codes = self._move(store, [head + tail for tail in tails], ids)
+                codes = self._move(store, shard.layout, [shard.head + tail for tail in tails], ids)
             else:
                 codes = [NOT_JOINED] * len(ids)
         except Exception:
@@ -112,17 +147,13 @@ class Mover:
             self.operation,
             time.monotonic() - began,
             len(codes),
-            size=codes.count(0) * self._pool.layout.shape.block_bytes,
+            size=codes.count(0) * shard.layout.shape.block_bytes,
             status="error" if failed else "ok",
             failed=failed,
         )
-        at = 0
-        for job in jobs:
-            count = sum(len(blocks.ids) for blocks in job.blocks)
-            job.done(codes[at : at + count])
-            at += count
+        return codes
 
-    def _move(self, store: Any, keys: list[str], ids: list[int]) -> list[int]:
+    def _move(self, store: Any, layout: Layout, keys: list[str], ids: list[int]) -> list[int]:
         raise NotImplementedError
 
 
@@ -131,8 +162,8 @@ class Loader(Mover):
 
     operation = "load_get"
 
-    def _move(self, store: Any, keys: list[str], ids: list[int]) -> list[int]:
-        codes: list[int] = store.get_into_blocks(keys, self._pool.layout.of(ids))
+    def _move(self, store: Any, layout: Layout, keys: list[str], ids: list[int]) -> list[int]:
+        codes: list[int] = store.get_into_blocks(keys, layout.of(ids))
         return codes
 
 
@@ -142,10 +173,13 @@ class Saver(Mover):
     operation = "save_put"
     _pause_until = 0.0
 
-    def _move(self, store: Any, keys: list[str], ids: list[int]) -> list[int]:
+    def _moves(self, shard: Shard) -> bool:
+        return shard.stores
+
+    def _move(self, store: Any, layout: Layout, keys: list[str], ids: list[int]) -> list[int]:
         if time.monotonic() < self._pause_until:
             return [NO_ROOM] * len(ids)
-        codes: list[int] = store.put_from_blocks(keys, self._pool.layout.of(ids))
+        codes: list[int] = store.put_from_blocks(keys, layout.of(ids))
         if NO_ROOM in codes:
             self._pause_until = time.monotonic() + _PRESSURE
         return codes

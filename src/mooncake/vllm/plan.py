@@ -13,9 +13,9 @@ from mooncake.vllm.blocks import Blocks
 
 @dataclass
 class StepPlan(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is not there where types are checked
-    """`job` numbers this step's saves."""
+    """`loads`: by request, of each group what it loads.  `job` numbers this step's saves."""
 
-    loads: dict[str, Blocks] = field(default_factory=dict)
+    loads: dict[str, list[Blocks]] = field(default_factory=dict)
     saves: list[Blocks] = field(default_factory=list)
     job: int = 0
 
@@ -30,11 +30,12 @@ class Saved:
 
 @dataclass
 class Report(KVConnectorWorkerMetadata):  # type: ignore[misc]  # vLLM is not there where types are checked
-    """`heads`: by rank, how its keys begin.  `failed`: by request, the first of its blocks to load that is missing."""
+    """`heads`: by rank, for each group how its keys begin.  `failed`: by request, which of the blocks it loads, counted
+    through, are missing."""
 
-    heads: dict[int, str] = field(default_factory=dict)
+    heads: dict[int, list[list[str]]] = field(default_factory=dict)
     saved: dict[int, Saved] = field(default_factory=dict)
-    failed: dict[str, int] = field(default_factory=dict)
+    failed: dict[str, set[int]] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.heads or self.saved or self.failed)
@@ -46,6 +47,6 @@ class Report(KVConnectorWorkerMetadata):  # type: ignore[misc]  # vLLM is not th
             mine = self.saved.setdefault(job, Saved(ranks=0))
             mine.ranks += saved.ranks
             mine.failed |= saved.failed
-        for request, index in other.failed.items():
-            self.failed[request] = min(index, self.failed.get(request, index))
+        for request, missing in other.failed.items():
+            self.failed.setdefault(request, set()).update(missing)
         return self

@@ -1,83 +1,82 @@
-"""The scheduler's half: what to load, what to save, which blocks are pinned meanwhile.
+"""The scheduler's half: what to load, what of it came, what to save.
 
 Runs on the scheduler's thread with every step, so it never waits: the master is asked by `lookup`, bytes are moved by
-the workers, and what they have done arrives as `Report`s.  Owns the references (pins) on blocks that are being saved.
+the workers, and what they have done arrives as `Report`s.
 """
 
 import logging
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from mooncake.rpc.messages import Need
 from mooncake.vllm.blocks import Blocks
+from mooncake.vllm.groups import Groups
+from mooncake.vllm.loading import Load, first_lost, plan_load, whole_until
 from mooncake.vllm.lookup import Lookup, Lookups
-from mooncake.vllm.pins import Known, Pins
 from mooncake.vllm.plan import Report, StepPlan
+from mooncake.vllm.saving import Saving
 from mooncake.vllm.settings import Settings
 from mooncake.vllm.stats import Tally
-from mooncake.vllm.versions import BlockTables
+from mooncake.vllm.versions import Allocations
 
 logger = logging.getLogger("vllm.mooncake")
 
 _HEADS_LIMIT = 2.0  # seconds that a first request waits for the workers to say how their keys begin
-_PLANNED_AT_ONCE = 2048  # blocks that one step looks at for saving
 _RESET_LIMIT = 5.0
 
 
 class _Request:
     """What is known of a request that vLLM has not finished."""
 
-    __slots__ = ("adapter_path", "arrived", "loading", "lookup", "offer", "request", "saved", "spared")
+    __slots__ = (
+        "adapter_path", "arrived", "limit", "loading", "lookup", "missing", "offer", "request", "saved", "saved_tokens",
+        "spared",
+    )  # fmt: skip
 
-    def __init__(self, request: Any) -> None:
+    def __init__(self, request: Any, groups: int) -> None:
         lora = request.lora_request
         self.request = request
         self.adapter_path: str = lora.lora_path if lora is not None else ""
         self.arrived = time.monotonic()
         self.lookup: Lookup | None = None
-        self.offer: tuple[int, int] | None = None  # (first block, count) that vLLM was last told of
-        self.loading: tuple[int, list[bytes]] | None = None  # (first block, hashes)
-        self.saved = 0  # blocks from the first on that need no saving any more
-        self.spared = False  # its next start shall find nothing cached, see `_shorten`
+        self.offer: tuple[int, int] | None = None  # (first unit, count) that vLLM was last told of
+        self.loading: Load | None = None
+        self.missing: set[int] = set()  # of the blocks it loads, counted through
+        self.limit: int | None = None  # units; what is behind did not come though the pool said it had it
+        self.saved = [0] * groups
+        self.saved_tokens = 0
+        self.spared = False  # its next start finds nothing cached, see `Allocations`
 
 
 class SchedulerHalf:
     def __init__(
-        self,
-        settings: Settings,
-        lookups: Lookups,
-        block_size: int,
-        hash_size: int,
-        num_blocks: int,
-        workers: int,
-        *,
-        saves: bool,
-        lag: int,
+        self, settings: Settings, lookups: Lookups, groups: Groups, num_blocks: int, workers: int, *, saves: bool
     ) -> None:
-        """Sizes in tokens; `hash_size` divides `block_size`.  `lag`: how many last blocks of a prompt are neither saved
-        nor loaded, 1 if a speculator writes a block's last place only with the next block."""
-        self._settings = settings
         self._budget = settings.lookup_budget_ms / 1e3
         self._lookups = lookups
-        self._block_size = block_size
-        self._hashes_each = block_size // hash_size
+        self._groups = groups
+        self._unit = groups.unit
         self._workers = workers
         self._saves = saves
-        self._lag = lag
-        self._heads: dict[int, str] = {}
-        self._unique_heads: list[str] = []
+        self._heads: dict[int, list[list[str]]] = {}
+        self._needs: list[Need] = []  # what a lookup asks for, once all heads are known
         self._requests: dict[str, _Request] = {}
-        self._loads: dict[str, Blocks] = {}  # of the step that is being scheduled
-        self._loading: dict[bytes, str] = {}  # hash → the request that loads it
-        self._loaded: list[list[bytes]] = []  # loads that ended since the last step
-        self._known = Known()
-        self._pins = Pins(max(1, num_blocks * settings.max_pinned_percent // 100), workers)
-        self._tables = BlockTables()
+        self._loads: dict[str, list[Blocks]] = {}  # of the step that is being scheduled
+        self._loading: dict[bytes, str] = {}  # hash of a unit → the request that loads it
+        self._loaded: list[list[bytes]] = []  # units of loads that ended since the last step
+        self._allocations = Allocations()
         self.tally = Tally()
+        self._saving = Saving(
+            groups, max(1, num_blocks * settings.max_pinned_percent // 100), workers, lookups.adapter, self.tally,
+            decoded=settings.save_decode_cache,
+        )  # fmt: skip
 
-    def bind(self, pool: Any) -> None:
-        self._pins.pool = pool
+    def bind(self, pool: Any, manager: Any = None) -> None:
+        """vLLM's BlockPool, and its KVCacheManager if that is told."""
+        self._saving.pins.pool = pool
+        self._allocations.bind(pool, manager)
 
     # -- before a request is scheduled
 
@@ -85,50 +84,59 @@ class SchedulerHalf:
         """(tokens in the pool beyond the first `local`, whether they are loaded between steps); None: ask again."""
         state = self._requests.get(request.request_id)
         if state is None:
-            state = self._requests[request.request_id] = _Request(request)
+            state = self._requests[request.request_id] = _Request(request, len(self._groups.all))
         state.offer = None
-        first = local // self._block_size
-        last = min(len(request.block_hashes) // self._hashes_each, (request.num_tokens - 1) // self._block_size)
+        first = local // self._unit
+        last: int = min(self._groups.hashed(request), request.num_tokens - 1) // self._unit
+        if state.limit is not None:
+            last = min(last, state.limit)
         if last <= first or state.spared:
             return 0, False
         if len(self._heads) < self._workers:
             return (None if time.monotonic() - state.arrived < _HEADS_LIMIT else 0), False
-        owner = self._loading.get(self._hash(request, first))
+        (unit,) = self._groups.hashes(request, local, local + self._unit, self._unit)
+        owner = self._loading.get(unit)
         if owner is not None and owner != request.request_id:
             return None, False  # what it needs is on its way already, and will be a local hit
         lookup = state.lookup
         if lookup is None or not lookup.serves(first):
-            hashes = request.block_hashes[
-                self._hashes_each * (first + 1) - 1 : self._hashes_each * last : self._hashes_each
-            ]
-            lookup = self._lookups.ask(self._unique_heads, first, hashes, state.adapter_path)
-            state.lookup = lookup
+            lookup = state.lookup = self._ask(state, first, last)
         if not lookup.answered:
             if time.monotonic() - lookup.asked < self._budget:
                 return None, False
             lookup.settle(0, "late")
         if not lookup.counted:
-            lookup.counted = True
-            self.tally.add(
-                "lookup_exists",
-                lookup.answered - lookup.asked,
-                len(lookup.hashes),
-                status=lookup.reason or "ok",
-                failed=len(lookup.hashes) - lookup.count,
-            )
-        count = lookup.end - first - self._lag
+            self._count(lookup)
+        count = lookup.end - first - self._groups.lag
         if count <= 0:
             return 0, False
         state.offer = first, count
-        return count * self._block_size, True
+        return count * self._unit, True
 
     def lookup(self, request_id: str) -> Lookup | None:
         """What is being asked, or was last answered, of a request that waits."""
         state = self._requests.get(request_id)
         return state.lookup if state is not None else None
 
-    def allocated(self, request: Any, block_ids: list[int], external: int) -> None:
-        """vLLM gave a request its blocks, of which `external` tokens are to be loaded, or none."""
+    def _ask(self, state: _Request, first: int, last: int) -> Lookup:
+        unit, grain = self._unit, self._groups.grain
+        hashes = self._groups.hashes(state.request, first * unit, last * unit, grain)
+        return self._lookups.ask(self._needs, first, hashes, state.adapter_path, unit // grain)
+
+    def _count(self, lookup: Lookup) -> None:
+        lookup.counted = True
+        asked = len(lookup.hashes) // lookup.step
+        self.tally.add(
+            "lookup_exists",
+            lookup.answered - lookup.asked,
+            asked,
+            status=lookup.reason or "ok",
+            failed=asked - lookup.count,
+        )
+
+    def allocated(self, request: Any, ids: Sequence[list[int]], tables: Sequence[list[Any]], external: int) -> None:
+        """vLLM gave a request its blocks (`ids` of `tables`, by group), of which `external` tokens are to be loaded, or
+        none."""
         state = self._requests.get(request.request_id)
         if state is None:
             return
@@ -136,16 +144,17 @@ class SchedulerHalf:
             state.spared = request.skip_reading_prefix_cache = False
         if logger.isEnabledFor(logging.DEBUG):
             self._explain(state, external)
-        if external and state.offer is not None and state.lookup is not None:
+        lookup = state.lookup
+        if external and state.offer is not None and lookup is not None:
             first, count = state.offer
-            count = min(count, -(-external // self._block_size))
-            at = first - state.lookup.first
-            hashes = state.lookup.hashes[at : at + count]
+            count = min(count, -(-external // self._unit))
+            hashes = lookup.hashes[(first - lookup.first) * lookup.step :]
             adapter = self._lookups.adapter(state.adapter_path) or ""
-            self._loads[request.request_id] = Blocks(adapter, hashes, block_ids[first : first + count])
-            state.loading = first, hashes
-            for value in hashes:
-                self._loading[value] = request.request_id
+            start, end = first * self._unit, (first + count) * self._unit
+            load = plan_load(self._groups, start, end, hashes, adapter, ids, tables)
+            self._loads[request.request_id] = load.blocks
+            state.loading = load
+            self._loading |= dict.fromkeys(load.units, request.request_id)
         state.lookup = state.offer = None
 
     def _explain(self, state: _Request, external: int) -> None:
@@ -157,7 +166,7 @@ class SchedulerHalf:
             state.request.num_tokens,
             external,
             (time.monotonic() - state.arrived) * 1e3,
-            len(lookup.hashes) if lookup is not None else 0,
+            len(lookup.hashes) // lookup.step if lookup is not None else 0,
             lookup.count if lookup is not None else 0,
             (lookup.reason or "answered") if lookup is not None else "not_asked",
         )
@@ -166,99 +175,71 @@ class SchedulerHalf:
 
     def plan(self, output: Any) -> StepPlan:
         """What the workers do in this step."""
-        for hashes in self._loaded:
-            for value in hashes:
+        for units in self._loaded:
+            for value in units:
                 self._loading.pop(value, None)
         self._loaded = []
         plan = StepPlan(loads=self._loads)
         self._loads = {}
-        self._tables.update(output)
+        self._saving.tables.update(output)
         if self._saves and len(self._heads) == self._workers:
-            left = _PLANNED_AT_ONCE
-            for request_id, tokens in output.num_scheduled_tokens.items():
-                state = self._requests.get(request_id)
-                if state is not None and left > 0:
-                    left -= self._plan_saves(state, tokens, left, plan.saves)
-            if plan.saves:
-                plan.job = self._pins.begin(plan.saves)
+            self._saving.plan(output, self._requests, plan)
         return plan
-
-    def _plan_saves(self, state: _Request, tokens: int, most: int, saves: list[Blocks]) -> int:
-        """Add what of a request is full after this step and not in the pool; how many blocks were looked at."""
-        request, each = state.request, self._hashes_each
-        full: int = min(
-            len(request.block_hashes) // each, (request.num_computed_tokens + tokens) // self._block_size - self._lag
-        )
-        if not self._settings.save_decode_cache:
-            full = min(full, request.num_prompt_tokens // self._block_size)
-        full = min(full, state.saved + most)
-        if full <= state.saved:
-            return 0
-        adapter = self._lookups.adapter(state.adapter_path)
-        if adapter is None:
-            return 0
-        table = self._tables.get(request.request_id)
-        start = state.saved
-        hashes: list[bytes] = []
-        ids: list[int] = []
-        for i in range(start, min(full, len(table))):
-            value = self._hash(request, i)
-            if table[i] and value not in self._known and self._pins.wanted(value):
-                if len(hashes) >= self._pins.room:
-                    self.tally.add("save_skipped", 0.0, full - i, status="pinned", failed=full - i)
-                    break
-                hashes.append(value)
-                ids.append(table[i])
-            state.saved = i + 1
-        if hashes:
-            self._pins.add(hashes, ids)
-            saves.append(Blocks(adapter, hashes, ids))
-        return full - start
 
     def report(self, report: Report | None, received: Iterable[str]) -> None:
         """What the workers did; `received`: requests whose loads are over on all of them."""
         if report is not None:
             self._take_heads(report.heads)
             for job, saved in report.saved.items():
-                self._known.add(self._pins.end(job, saved))
-            for request_id, index in report.failed.items():
-                self._shorten(request_id, index)
+                self._saving.end(job, saved)
+            for request_id, missing in report.failed.items():
+                state = self._requests.get(request_id)
+                if state is not None:
+                    state.missing |= missing
         for request_id in received:
             state = self._requests.get(request_id)
             if state is not None and state.loading is not None:
-                self._end_load(state)
+                self._end_load(state, state.loading)
 
-    def _take_heads(self, heads: dict[int, str]) -> None:
+    def _take_heads(self, heads: dict[int, list[list[str]]]) -> None:
         if heads:
             self._heads |= heads
-            self._unique_heads = list(dict.fromkeys(self._heads[rank] for rank in sorted(self._heads)))
+        if heads and len(self._heads) == self._workers:
+            workers = [self._heads[rank] for rank in sorted(self._heads)]
+            by_group = [[head for each in workers for head in each[group.number]] for group in self._groups.all]
+            self._needs = self._groups.needs(by_group)
 
-    def _shorten(self, request_id: str, index: int) -> None:
-        """A load brought only its first `index` blocks: the rest is computed.
-
-        The request still waits for its load, and vLLM reads its number of computed tokens next when that is over.  So
-        it needs no failure policy, and nothing but what is missing is computed again.
-        """
-        state = self._requests.get(request_id)
-        if state is None or state.loading is None or state.request.is_finished():
-            return
-        first, hashes = state.loading
-        state.loading = first, hashes[:index]
-        self._loaded.append(hashes[index:])
-        request = state.request
-        request.num_computed_tokens = min(request.num_computed_tokens, (first + index) * self._block_size)
-        if not request.num_computed_tokens and not request.skip_reading_prefix_cache:
-            # It starts anew, in the blocks it has: it must not be given cached ones beside them.
-            state.spared = request.skip_reading_prefix_cache = True
-
-    def _end_load(self, state: _Request) -> None:
-        assert state.loading is not None
-        _, hashes = state.loading
-        self._known.add(hashes)
-        self._loaded.append(hashes)
+    def _end_load(self, state: _Request, load: Load) -> None:
+        """It is over on all workers: nobody writes to its blocks any more."""
         state.loading = None
+        self._loaded.append(load.units)
         if state.request.is_finished():
             del self._requests[state.request.request_id]
+        elif state.missing:
+            self._shorten(state, load)
+        else:
+            for blocks in load.blocks:
+                self._saving.known.add(blocks.group, blocks.hashes)
+        state.missing = set()
+
+    def _shorten(self, state: _Request, load: Load) -> None:
+        """Not all came: what is missing is computed.
+
+        The request still waits for its load, and vLLM reads its number of computed tokens next when that is over.  So
+        it needs no failure policy.  It goes on behind the longest prefix that is whole in all groups, or, if there is
+        none in the blocks it has, starts anew: with what is cached, and what the pool has of the tokens before the
+        first loss.
+        """
+        request = state.request
+        whole = whole_until(self._groups, load, state.missing)
+        if whole is not None:
+            request.num_computed_tokens = min(request.num_computed_tokens, whole)
+            self._allocations.unloaded(request, whole)
+            return
+        state.limit = first_lost(self._groups, load, state.missing) // self._unit
+        skipped = request.skip_reading_prefix_cache
+        self._allocations.release(request, load.tables)
+        state.spared = request.skip_reading_prefix_cache and not skipped
 
     # -- the end
 
@@ -270,25 +251,20 @@ class SchedulerHalf:
 
     def busy(self) -> bool:
         """Whether blocks are pinned, which only further steps can change."""
-        return bool(self._pins)
+        return bool(self._saving.pins)
 
     def reset(self) -> bool:
         """Remove this model's blocks from the pool; whether that was done.  Not while some are being saved."""
-        self._known.clear()
+        self._saving.known.clear()
         for state in self._requests.values():
             state.lookup = None
-        if self._pins:
+        if self._saving.pins:
             logger.warning("Blocks are being saved; reset the cache when the engine is idle")
             return False
-        if not self._heads:
+        if not self._needs:
             return True
-        heads = "|".join(map(re.escape, self._unique_heads))
+        heads = "|".join(re.escape(head) for need in self._needs for head in need.heads)
         return self._lookups.remove(f"^({heads})", _RESET_LIMIT)
 
     def close(self) -> None:
         self._lookups.close()
-
-    def _hash(self, request: Any, block: int) -> bytes:
-        """vLLM chains hashes: that of a block's last part names all tokens up to its end."""
-        value: bytes = request.block_hashes[self._hashes_each * (block + 1) - 1]
-        return value

@@ -90,6 +90,7 @@ _PARSERS: dict[str, Callable[[object], Any]] = {
     "decline_slow_loads": parse_bool,
     "cache_prefix": _text,
     "weights_id": _text,
+    "shared_tp": _whole(0, 1024),
 }
 
 
@@ -103,6 +104,7 @@ class Settings:
     decline_slow_loads   compute what would take longer to load, by what both took lately
     cache_prefix         keeps apart what would be shared
     weights_id           names the weights, instead of a fingerprint of their files
+    shared_tp            the largest tensor parallel size of the instances that share; 0: only those of the same size do
     """
 
     lookup_budget_ms: int = 50
@@ -111,6 +113,7 @@ class Settings:
     decline_slow_loads: bool = True
     cache_prefix: str = ""
     weights_id: str = ""
+    shared_tp: int = 0
 
     @staticmethod
     def of(extra: Mapping[str, Any]) -> "Settings":

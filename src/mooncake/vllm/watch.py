@@ -52,7 +52,7 @@ class Watch:
         self._worth = worth
         self._events = events
         self._clock = clock
-        self._heads: dict[int, str] = {}  # how keys begin, by rank
+        self._heads: dict[int, list[list[str]]] = {}  # how keys begin, by rank and group
         self._seen: dict[str, _Seen] = {}
         self._computing: dict[str, _Seen] = {}
 
@@ -117,7 +117,8 @@ class Watch:
             self._events.reported(report, received)
         if report is not None and report.heads:
             self._heads |= report.heads
-            self._tally.add("identity", 0.0, 0, status=key_identity([*self._heads.values()]))
+            heads = {head for groups in self._heads.values() for group in groups for head in group}
+            self._tally.add("identity", 0.0, 0, status=key_identity(heads))
         failed = report.failed if report is not None else ()
         for request_id in received:
             seen = self._seen.get(request_id)

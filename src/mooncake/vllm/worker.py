@@ -10,15 +10,17 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from mooncake.errors import ConfigError
 from mooncake.mooncake_config import MooncakeConfig
 from mooncake.vllm import identity
 from mooncake.vllm.blocks import Blocks
 from mooncake.vllm.device import Fence
 from mooncake.vllm.layout import Layout
 from mooncake.vllm.membership import Membership
-from mooncake.vllm.movers import Job, Loader, Pool, Saver
+from mooncake.vllm.movers import Job, Loader, Pool, Saver, Shard
 from mooncake.vllm.plan import Report, Saved, StepPlan
 from mooncake.vllm.settings import Settings
+from mooncake.vllm.shards import cut_of, narrowed
 from mooncake.vllm.stats import Sources, Tally
 
 logger = logging.getLogger("vllm.mooncake")
@@ -30,9 +32,7 @@ class WorkerHalf:
         self._settings = settings
         self._vllm_config = vllm_config
         self._kv_cache_config = kv_cache_config
-        tensor, pipeline = identity.ranks(vllm_config)
-        self._rank = pipeline * vllm_config.parallel_config.tensor_parallel_size + tensor
-        self._saves = not (identity.replicated(vllm_config) and tensor)  # else another rank saves the same bytes
+        self._stores: list[bool] = []  # by group; else another rank saves the same bytes
         self.tally = Tally()
         self._sources = Sources(self.tally)
         self._lock = threading.Lock()
@@ -43,23 +43,45 @@ class WorkerHalf:
 
     def register(self, caches: Mapping[str, Any]) -> None:
         """The KV cache, by layer.  Raises ConfigError."""
-        layout = Layout(caches, self._kv_cache_config.num_blocks)
-        first = next(iter(caches.values()))
-        self._device = first.device
-        head = identity.key_head(
-            self._vllm_config,
-            self._kv_cache_config,
-            self._settings,
-            layout.text,
-            identity.attention_backends(self._vllm_config),
-        )
-        shape = layout.shape
-        logger.info("Blocks of %d bytes in %d pieces are stored as %s...", shape.block_bytes, len(shape.sizes), head)
-        self._membership = Membership(self._config, layout.regions)
-        pool = Pool(self._membership, layout, head, self.tally)
+        first = next(iter(caches.values()), None)
+        if first is None:
+            raise ConfigError("the model has no KV cache; a connector is of no use to it")
+        self._device = (first[0] if isinstance(first, list | tuple) else first).device
+        backends = identity.attention_backends(self._vllm_config)
+        engine = identity.Identity(self._vllm_config, self._settings, backends)
+        groups = self._kv_cache_config.kv_cache_groups
+        shards = [self._shards(engine, index, group, caches) for index, group in enumerate(groups)]
+        regions: dict[int, int] = {}
+        for each in shards:
+            for shard in each:
+                regions |= shard.layout.regions
+        self._stores = [any(shard.stores for shard in each) for each in shards]
+        self._membership = Membership(self._config, regions)
+        pool = Pool(self._membership, shards, self.tally)
         self._loader = Loader("mooncake-load", pool)
         self._saver = Saver("mooncake-save", pool)
-        self._report.heads[self._rank] = head
+        tensor, pipeline = identity.ranks(self._vllm_config)
+        rank = pipeline * self._vllm_config.parallel_config.tensor_parallel_size + tensor
+        self._report.heads[rank] = [[shard.head for shard in each] for each in shards]
+
+    def _shards(self, engine: identity.Identity, index: int, group: Any, caches: Mapping[str, Any]) -> list[Shard]:
+        """What this worker holds of a group's blocks; nothing if it has none of its layers."""
+        mine = {name: caches[name] for name in group.layer_names if name in caches}
+        if not mine:
+            return []
+        spec = group.kv_cache_spec
+        tensor, _ = identity.ranks(self._vllm_config)
+        cut = cut_of(self._vllm_config, spec, tensor, self._settings.shared_tp)
+        shards = []
+        for i in range(cut.held):
+            layout = Layout(narrowed(mine, spec, i, cut.held), self._kv_cache_config.num_blocks)
+            head = engine.key_head(index, spec, layout.text, cut.first + i, cut.total)
+            shape = layout.shape
+            logger.info(
+                "Blocks of %d bytes in %d pieces are stored as %s...", shape.block_bytes, len(shape.sizes), head
+            )
+            shards.append(Shard(head, layout, cut.stores))
+        return shards
 
     # -- each step
 
@@ -68,17 +90,18 @@ class WorkerHalf:
             return
         fence = Fence(self._device)
         for request_id, blocks in plan.loads.items():
-            self._loader.add(Job([blocks], fence, self._load_ended(request_id)))
+            self._loader.add(Job(blocks, fence, self._load_ended(request_id)))
 
     def start_saves(self, plan: StepPlan) -> None:
         """The step's forward pass is over, or queued."""
         if not plan.saves:
             return
-        if not self._saves:
+        mine = [blocks for blocks in plan.saves if self._stores[blocks.group]]
+        if not mine:
             with self._lock:
                 self._report.saved[plan.job] = Saved()
             return
-        self._saver.add(Job(plan.saves, Fence(self._device), self._save_ended(plan.job, plan.saves)))
+        self._saver.add(Job(mine, Fence(self._device), self._save_ended(plan.job, plan.saves)))
 
     def take_received(self) -> set[str]:
         """Requests whose loads have ended since the last call; what they did not bring is in the next `take_report`."""
@@ -111,32 +134,37 @@ class WorkerHalf:
         began = time.monotonic()
 
         def ended(codes: list[int]) -> None:
-            missing = next((i for i, code in enumerate(codes) if code), None)
+            missing = {i for i, code in enumerate(codes) if code}
             self.tally.skipped("load_skipped", codes)
             moved, taken = codes.count(0), (time.monotonic() - began) * 1e3
             logger.debug("kv_transfer request=%s moved=%d blocks in %.1f ms", request_id, moved, taken)
             with self._lock:
-                if missing is not None:
+                if missing:
                     self._report.failed[request_id] = missing
                 self._received.add(request_id)
-            if missing is not None:
+            if missing:
                 logger.info(
-                    "Request %s: %d of %d blocks were not loaded (%d); they are computed",
+                    "Request %s: %d of %d blocks were not loaded (%s); they are computed",
                     request_id,
-                    len(codes) - missing,
+                    len(missing),
                     len(codes),
-                    codes[missing],
+                    {codes[i] for i in missing},
                 )
 
         return ended
 
     def _save_ended(self, job: int, saves: list[Blocks]) -> Any:
         def ended(codes: list[int]) -> None:
-            failed = {i for i, code in enumerate(codes) if code}
             self.tally.skipped("save_skipped", codes)
+            told = iter(codes)
+            at, failed = 0, set()
+            for blocks in saves:
+                if self._stores[blocks.group]:
+                    failed |= {i for i in range(at, at + len(blocks.ids)) if next(told)}
+                at += len(blocks.ids)
             with self._lock:
                 self._report.saved[job] = Saved(1, failed)
             if failed:
-                logger.debug("%d of %d blocks were not saved (%s)", len(failed), len(codes), {codes[i] for i in failed})
+                logger.debug("%d of %d blocks were not saved (%s)", len(failed), len(codes), set(codes) - {0})
 
         return ended
