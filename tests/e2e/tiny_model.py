@@ -1,7 +1,13 @@
-"""Writes a small random Llama (4 layers, 4 KiB of KV cache a token) whose words are "w0" to "w1023".
+"""Writes a small random model whose words are "w0" to "w1023".
 
-Runs in the vLLM environment: `python tiny_model.py FOLDER`.  Every token id is a word, so prompts can be any ids; the
-weights are large enough that an answer depends on the whole prompt and a wrong block shows.
+Runs in the vLLM environment: `python tiny_model.py FOLDER [KIND]`.  Every token id is a word, so prompts can be any
+ids; the weights are large enough that an answer depends on the whole prompt and a wrong block shows.
+
+KIND: llama       4 layers of full attention, 4 KiB of KV cache a token (the default)
+      hybrid      the same, but every second layer sees a window of 100 tokens
+      window      the same, but all layers do
+      latent      DeepSeek-V2's attention: one latent head for all
+      states      LFM2: 2 layers of full attention, 2 of short convolutions that keep a state
 """
 
 import json
@@ -13,33 +19,77 @@ from safetensors.numpy import save_file
 
 WORDS = 1024
 LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD, INNER = 4, 256, 4, 2, 64, 512
+WINDOW = 100  # tokens
+LATENT, NOPE, ROPE = 512, 64, 64  # of the latent head, of a head without and with rotation
 SPREAD = 0.08
 
 
-def weights() -> dict[str, np.ndarray]:
+def attention() -> dict[str, tuple[int, ...]]:
+    return {
+        "self_attn.q_proj": (HEADS * HEAD, HIDDEN),
+        "self_attn.k_proj": (KV_HEADS * HEAD, HIDDEN),
+        "self_attn.v_proj": (KV_HEADS * HEAD, HIDDEN),
+        "self_attn.o_proj": (HIDDEN, HEADS * HEAD),
+    }
+
+
+def latent_attention() -> dict[str, tuple[int, ...]]:
+    return {
+        "self_attn.q_proj": (HEADS * (NOPE + ROPE), HIDDEN),
+        "self_attn.kv_a_proj_with_mqa": (LATENT + ROPE, HIDDEN),
+        "self_attn.kv_a_layernorm": (LATENT,),
+        "self_attn.kv_b_proj": (HEADS * (NOPE + NOPE), LATENT),
+        "self_attn.o_proj": (HIDDEN, HEADS * NOPE),
+    }
+
+
+def perceptron() -> dict[str, tuple[int, ...]]:
+    return {
+        "mlp.gate_proj": (INNER, HIDDEN),
+        "mlp.up_proj": (INNER, HIDDEN),
+        "mlp.down_proj": (HIDDEN, INNER),
+        "input_layernorm": (HIDDEN,),
+        "post_attention_layernorm": (HIDDEN,),
+    }
+
+
+def lfm2_layer(layer: int) -> dict[str, tuple[int, ...]]:
+    if layer % 2:
+        mixer = attention()
+        mixer["self_attn.out_proj"] = mixer.pop("self_attn.o_proj")
+        mixer |= {"self_attn.q_layernorm": (HEAD,), "self_attn.k_layernorm": (HEAD,)}
+    else:
+        mixer = {"conv.in_proj": (3 * HIDDEN, HIDDEN), "conv.conv": (HIDDEN, 1, 3), "conv.out_proj": (HIDDEN, HIDDEN)}
+    return mixer | {
+        "feed_forward.w1": (INNER, HIDDEN),
+        "feed_forward.w3": (INNER, HIDDEN),
+        "feed_forward.w2": (HIDDEN, INNER),
+        "operator_norm": (HIDDEN,),
+        "ffn_norm": (HIDDEN,),
+    }
+
+
+def weights(kind: str) -> dict[str, np.ndarray]:
     random = np.random.default_rng(7)
 
-    def matrix(rows: int, columns: int) -> np.ndarray:
-        return random.normal(0, SPREAD, (rows, columns)).astype(np.float32)
+    def values(shape: tuple[int, ...]) -> np.ndarray:
+        """Norms are ones, and all else is random."""
+        if len(shape) == 1:
+            return np.ones(shape, np.float32)
+        return random.normal(0, SPREAD if len(shape) == 2 else 0.5, shape).astype(np.float32)
 
-    ones = np.ones(HIDDEN, np.float32)
-    tensors = {"model.embed_tokens.weight": matrix(WORDS, HIDDEN), "model.norm.weight": ones}
-    tensors["lm_head.weight"] = matrix(WORDS, HIDDEN)
+    norm = "model.embedding_norm" if kind == "states" else "model.norm"
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens": (WORDS, HIDDEN), norm: (HIDDEN,)}
+    shapes["lm_head"] = (WORDS, HIDDEN)
     for layer in range(LAYERS):
-        shapes = {
-            "self_attn.q_proj": (HEADS * HEAD, HIDDEN),
-            "self_attn.k_proj": (KV_HEADS * HEAD, HIDDEN),
-            "self_attn.v_proj": (KV_HEADS * HEAD, HIDDEN),
-            "self_attn.o_proj": (HIDDEN, HEADS * HEAD),
-            "mlp.gate_proj": (INNER, HIDDEN),
-            "mlp.up_proj": (INNER, HIDDEN),
-            "mlp.down_proj": (HIDDEN, INNER),
-        }
-        for name, shape in shapes.items():
-            tensors[f"model.layers.{layer}.{name}.weight"] = matrix(*shape)
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            tensors[f"model.layers.{layer}.{name}.weight"] = ones.copy()
-    return tensors
+        if kind == "states":
+            parts = lfm2_layer(layer)
+        else:
+            parts = (latent_attention() if kind == "latent" else attention()) | perceptron()
+        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in parts.items()}
+    if kind == "states":
+        del shapes["lm_head"]  # it is the embedding
+    return {f"{name}.weight": values(shape) for name, shape in shapes.items()}
 
 
 CONFIG = {
@@ -60,6 +110,36 @@ CONFIG = {
     "vocab_size": WORDS,
     "bos_token_id": 0,
     "eos_token_id": 1,
+}
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+CHANGES = {
+    "llama": {},
+    "hybrid": {"sliding_window": WINDOW, "layer_types": [SLIDING, FULL] * (LAYERS // 2)},
+    "window": {"sliding_window": WINDOW, "layer_types": [SLIDING] * LAYERS},
+    "latent": {
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "model_type": "deepseek_v2",
+        "num_key_value_heads": HEADS,
+        "first_k_dense_replace": LAYERS,
+        "n_routed_experts": 4,  # in none of the layers
+        "q_lora_rank": None,
+        "kv_lora_rank": LATENT,
+        "qk_nope_head_dim": NOPE,
+        "qk_rope_head_dim": ROPE,
+        "v_head_dim": NOPE,
+    },
+    "states": {
+        "architectures": ["Lfm2ForCausalLM"],
+        "model_type": "lfm2",
+        "layer_types": ["conv", FULL] * (LAYERS // 2),
+        "conv_dim": HIDDEN,
+        "conv_L_cache": 3,
+        "block_dim": HIDDEN,
+        "block_auto_adjust_ff_dim": False,
+        "norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+    },
 }
 
 TOKENIZER = {
@@ -86,8 +166,9 @@ TOKENIZER_CONFIG = {
 def main() -> None:
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True)
-    save_file(weights(), folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    kind = sys.argv[2] if len(sys.argv) > 2 else "llama"
+    save_file(weights(kind), folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(CONFIG | CHANGES[kind]))
     (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
     (folder / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_CONFIG))
 
