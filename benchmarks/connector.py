@@ -24,11 +24,13 @@ METHODS = (
     "get_num_new_matched_tokens", "update_state_after_alloc", "build_connector_meta", "update_connector_output",
     "get_kv_connector_stats", "take_events", "request_finished", "has_pending_push_work",
 )  # fmt: skip  # that vLLM's scheduler calls
+KINDS = ("full", "hybrid", "mamba")  # of models: see tests/connector/kinds.py
 BLOCKS = 60  # of the second table's prompts
 
 
-def measure_steps(model: str, steps: int, *, events: bool) -> dict[str, float]:
+def measure_steps(model: str, steps: int, kind: str, *, events: bool) -> dict[str, float]:
     """Runs in the vLLM environment."""
+    import gc
     import logging
     import random
 
@@ -45,8 +47,10 @@ def measure_steps(model: str, steps: int, *, events: bool) -> dict[str, float]:
     config = Path(folder.name) / "pool.json"
     os.environ["MOONCAKE_CONFIG_PATH"] = str(config)
     os.environ["MOONCAKE_REQUESTER_LOCAL_HOSTNAME"] = "127.0.0.1"
-    write_pool_config(config, int(relay.address.rpartition(":")[2]), 4000 * BLOCK_BYTES)
-    engine = Engine(model, 400, lookup_budget_ms=1000, events=events)
+    write_pool_config(config, int(relay.address.rpartition(":")[2]), 12000 * BLOCK_BYTES)
+    engine = Engine(model, 400, kind=kind, lookup_budget_ms=1000, events=events)
+    gc.collect()
+    gc.freeze()  # as vLLM's engine does once it has started
     connector, spent = engine.scheduler.connector, [0.0, 0.0]
 
     def timed(method):
@@ -89,7 +93,7 @@ def measure_hits(python: Path, model: Path, folder: Path, repeats: int) -> dict[
     from tests.e2e.test_vllm_store import prompt, wait_saved
     from tests.processes import Master
 
-    from mooncake.cli.engine_settings import own_store_config, transfer_config, write_pool_config
+    from mooncake.cli.engine_settings import own_store_config, pool_environment, transfer_config, write_pool_config
 
     zygote, master = Zygote(python, folder / "zygote.log"), Master()
     master.config = folder / "pool.json"
@@ -101,7 +105,7 @@ def measure_hits(python: Path, model: Path, folder: Path, repeats: int) -> dict[
             for i in range(2):
                 transfer = own_store_config(decline_slow_loads=False) if kind == "own" else transfer_config(10 + i)
                 name = f"{kind}{i}"
-                servers[kind].append(Server(zygote, name, model, folder, master.config, "kv_both", transfer))
+                servers[kind].append(Server(zygote, name, model, folder, transfer, pool_environment(master.config)))
                 servers[kind][-1].wait_ready()
         taken: dict[str, dict[str, list[float]]] = {kind: {"cold": [], "hit": []} for kind in servers}
         saved = 0
@@ -133,9 +137,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7, help="of each pool hit (default 7)")
     parser.add_argument("--events", action="store_true", help="with KV events published in the first table")
     parser.add_argument("--model", help=argparse.SUPPRESS)
+    parser.add_argument("--kind", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.model:
-        print(json.dumps(measure_steps(options.model, options.steps, events=options.events)))
+        print(json.dumps(measure_steps(options.model, options.steps, options.kind, events=options.events)))
         return
     from tests.e2e.servers import HERE, vllm_python
 
@@ -149,13 +154,16 @@ def main() -> None:
         subprocess.run([python, HERE / "tiny_model.py", model], check=True)
         command = [python, "-m", "benchmarks.connector", "--model", model, "--steps", str(options.steps)]
         command += ["--events"] if options.events else []
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
-        if result.returncode:
-            sys.exit(result.stderr)
-        step = json.loads(result.stdout.splitlines()[-1])
         print(f"{WAITING} requests waiting, a master that answers {LATE * 1e3:.0f} ms late, {options.steps} steps:")
-        print(f"  processor time a step   p50 {step['p50']:.3f} ms   p99.9 {step['p99.9']:.3f} ms (limit 2 ms)")
-        print(f"  time in the connector   p99.9 {step['wall']:.3f} ms   tokens loaded meanwhile: {step['loaded']}")
+        for kind in KINDS:
+            result = subprocess.run([*command, "--kind", kind], capture_output=True, text=True, check=False)
+            if result.returncode:
+                sys.exit(result.stderr)
+            step = json.loads(result.stdout.splitlines()[-1])
+            print(
+                f"  {kind:8} processor time a step p50 {step['p50']:.3f} ms, p99.9 {step['p99.9']:.3f} ms (limit 2); "
+                f"time in the connector p99.9 {step['wall']:.3f} ms; {step['loaded']} tokens loaded meanwhile"
+            )
         if options.repeats:
             print(f"{BLOCKS * 32 + 5} tokens, one answered (ms, median of {options.repeats}):")
             for kind, phases in measure_hits(python, model, folder, options.repeats).items():

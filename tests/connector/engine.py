@@ -80,6 +80,16 @@ class Engine:
             log_stats=True,
         )  # fmt: skip
         self.half._groups.lag = self.cache.lag
+        if kind == "untold":
+            self.half.bind(self.scheduler.kv_cache_manager.block_pool)
+        self.restarts = 0
+        release = self.half._allocations.release
+
+        def counted(*arguments: Any) -> None:
+            self.restarts += 1
+            release(*arguments)
+
+        self.half._allocations.release = counted
         self.requests: dict[str, tuple[list[int], int]] = {}  # id → (prompt, tokens to answer)
         self.answers: dict[str, list[int]] = {}  # finished ones
         self.external = 0  # tokens loaded, as vLLM counts them

@@ -94,6 +94,7 @@ KINDS: dict[str, tuple[Attention | States, ...]] = {
     "sizes": (Attention(block=64), Attention(window=50), Attention(window=200)),
     "mamba": (Attention(), States(), States()),
     "lagging": (Attention(), Attention(window=70)),  # as behind a speculator
+    "untold": (Attention(), Attention(window=70)),  # by a vLLM that does not tell its manager of the KV cache: 0.25.1
 }
 
 

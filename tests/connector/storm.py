@@ -20,7 +20,7 @@ from mooncake.cli.engine_settings import write_pool_config
 from mooncake.store import MooncakeDistributedStore
 from tests.connector.engine import BLOCK_BYTES, Engine, numbers
 from tests.connector.kinds import KINDS
-from tests.processes import Master
+from tests.processes import Master, wait_until
 
 POOL_BLOCKS = 60  # of each engine's segment
 END_LIMIT = 60.0  # seconds in which everything must come to its end
@@ -161,12 +161,18 @@ class Storm:
                 assert time.monotonic() < limit, f"requests do not end: {list(engine.scheduler.requests)}"
             engine.check_idle()
             self.counts["preemptions"] += engine.preemptions
+            self.counts["new starts"] += engine.restarts
             self.counts["tokens from the pool"] += engine.external
 
     def check_pool(self) -> None:
         """Every value in the pool is that of the tokens in its key."""
         checked: set[str] = set()
         engine = self.engines[0]
+        wait_until(lambda: self.master.metric("master_total_capacity_bytes"), 30, "segments are mounted again")
+        for i in range(8):  # so that there are some, whatever was removed at last
+            self.prompts.append([self.random.randrange(5, 1000) for _ in range(200)])
+            engine.add(f"last{i}", self.prompts[-1], 1)
+        self.end()
         groups, shards = engine.half._groups, engine.worker._worker._loader._pool.shards
         for number, prompt in enumerate(self.prompts):
             engine.add(f"check{number}", prompt, 1)

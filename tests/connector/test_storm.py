@@ -14,7 +14,7 @@ STEPS = 3000
 
 
 SEEDS = range(int(os.environ.get("STORM_SEEDS", "1")))
-KINDS = ("full", "window", "hybrid", "sizes", "mamba", "lagging")  # see kinds.py, which needs vLLM
+KINDS = ("full", "window", "hybrid", "sizes", "mamba", "lagging", "untold")  # see kinds.py, which needs vLLM
 
 
 @pytest.mark.parametrize("seed", SEEDS)
