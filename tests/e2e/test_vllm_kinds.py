@@ -1,6 +1,7 @@
 """This package's own MooncakeStoreConnector in real vLLM instances of models of other kinds: with windows of attention,
-with one latent head, with states."""
+with one latent head, with states, with values of 8 bits."""
 
+import json
 import subprocess
 
 import pytest
@@ -13,11 +14,15 @@ from tests.e2e.test_vllm_store import prompt, wait_saved
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(300)]
 
-KINDS = {  # keys of 20 blocks of a prompt (the states of a prompt are saved where a part of it ends), and arguments
-    "hybrid": (40, ()),
-    "window": (20, ()),
-    "latent": (20, ("--dtype", "bfloat16")),
-    "states": (21, ("--mamba-cache-mode", "align")),
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
+# The model of tiny_model.py, keys of 20 blocks of a prompt (states are saved where a part of it ends), and arguments.
+KINDS = {
+    "hybrid": ("hybrid", 40, ()),
+    "hybrid, speculating": ("hybrid", 40, ("--speculative-config", json.dumps(NGRAM))),
+    "window": ("window", 20, ()),
+    "latent": ("latent", 20, ("--dtype", "bfloat16")),
+    "states": ("states", 21, ("--mamba-cache-mode", "align")),
+    "fp8": ("llama", 20, ("--kv-cache-dtype", "fp8")),
 }
 
 
@@ -29,11 +34,11 @@ def kind(request):
 @pytest.fixture
 def start_kind(zygote, python, kind, tmp_path):
     model = tmp_path / "model"
-    subprocess.run([python, HERE / "tiny_model.py", model, kind], check=True)
+    subprocess.run([python, HERE / "tiny_model.py", model, KINDS[kind][0]], check=True)
 
     def settings_of(role, pool):
         transfer = own_store_config(role, lookup_budget_ms=2000) if role != "plain" else ""
-        return transfer, {**pool_environment(pool.config), "VLLM_LOGGING_LEVEL": "DEBUG"}, *KINDS[kind][1]
+        return transfer, {**pool_environment(pool.config), "VLLM_LOGGING_LEVEL": "DEBUG"}, *KINDS[kind][2]
 
     with starting(zygote, model, tmp_path, settings_of) as start:
         yield start
@@ -41,7 +46,7 @@ def start_kind(zygote, python, kind, tmp_path):
 
 def test_what_one_computes_another_loads(pool, kind, start_kind):
     a, b, plain = start_kind(pool, a="kv_both", b="kv_both", plain="plain")
-    keys = KINDS[kind][0]
+    keys = KINDS[kind][1]
     first, second = prompt(1, 20), prompt(2, 20)
     alone = [plain.ask(ids).token_ids for ids in (first, second)]
     assert alone[0] != alone[1]
