@@ -150,8 +150,11 @@ class Events:
     def _add(self, event: BlockStored) -> None:
         """As one event with the last one, if its block follows on that one's."""
         last = self._events[-1] if self._events else None
-        follows = isinstance(last, BlockStored) and last.block_hashes[-1] == event.parent_block_hash
-        if follows and last.group_idx == event.group_idx:
+        if (
+            isinstance(last, BlockStored)
+            and last.block_hashes[-1] == event.parent_block_hash
+            and last.group_idx == event.group_idx
+        ):
             last.block_hashes += event.block_hashes
             last.token_ids += event.token_ids
         else:
