@@ -94,17 +94,22 @@ def own_store_config(role: str = BOTH, **extra: object) -> str:
     return json.dumps(connector, separators=(",", ":"))
 
 
-def p2p_config(role: str, workers: int | None = None) -> str:
-    """KV cache straight from producer to consumer.  `workers`: threads that send (vLLM's default is 10)."""
-    return _text(_p2p_connector(role, workers))
+# Of mooncake.vllm: its own connector, and vLLM's made to run on CPUs as well.
+OWN, IN_TREE = "MooncakeConnector", "InTreeMooncakeConnector"
 
 
-def p2p_and_pool_config(role: str, lookup_port: int, *, pool_first: bool = False) -> str:
+def p2p_config(role: str, workers: int | None = None, *, connector: str = OWN) -> str:
+    """KV cache straight from producer to consumer.  `workers`: threads that send."""
+    return _text(_p2p_connector(role, workers, connector))
+
+
+def p2p_and_pool_config(role: str, lookup_port: int, *, pool_first: bool = False, connector: str = OWN) -> str:
     """Both: a producer hands over what it computed and saves it, and loads from the pool what is there.
 
     A consumer takes its prompt from whichever connector comes first and has any of it.
     """
-    connectors = [_p2p_connector(role), _store_connector(BOTH if role == PRODUCER else role, lookup_port)]
+    store = _store_connector(BOTH if role == PRODUCER else role, lookup_port)
+    connectors = [_p2p_connector(role, None, connector), store]
     if pool_first:
         connectors.reverse()
     multi = {
@@ -115,12 +120,12 @@ def p2p_and_pool_config(role: str, lookup_port: int, *, pool_first: bool = False
     return _text(multi)
 
 
-def _p2p_connector(role: str, workers: int | None = None) -> dict[str, Any]:
+def _p2p_connector(role: str, workers: int | None, connector: str) -> dict[str, Any]:
     extra: dict[str, Any] = {"mooncake_protocol": "tcp"}
     if workers is not None:
         extra["num_workers"] = workers
     return {
-        "kv_connector": "MooncakeConnector",
+        "kv_connector": connector,
         "kv_connector_module_path": "mooncake.vllm",
         "kv_role": role,
         "kv_connector_extra_config": extra,

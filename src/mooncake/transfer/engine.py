@@ -118,6 +118,10 @@ class Engine:
         if notify is not None:
             self._reach(target, lambda peer: peer.notify(*notify))
 
+    def move_pieces(self, target: str, write: bool, local: Pieces, remote: Pieces) -> None:
+        """As `move`, of ranges that are arrays already; their lengths are the same, and none is 0."""
+        self._move(target, write, local, remote, self._deadline(local))
+
     def submit(
         self, target: str, write: bool, buffers: Sequence[int], addresses: Sequence[int], lengths: Sequence[int]
     ) -> int:

@@ -133,6 +133,13 @@ class Regions:
                     )
         return code, reason
 
+    def settle(self, ranges: list[tuple[int, int]]) -> list[int]:
+        """Wait until copies to or from [base, end) that have begun are over: streams that take long are cut, processes
+        that were stopped in the middle of one lose their way in.  Pids of those: each may finish one system call."""
+        with self._changing:
+            self._wait_for_streams(ranges)
+            return self._wait_for_copiers()
+
     @property
     def registered(self) -> list[tuple[int, int]]:
         """Addresses and lengths, in order of registration."""

@@ -6,18 +6,19 @@ Importing this imports nothing; a class is loaded when vLLM asks for it by name,
 import importlib
 from typing import Any
 
-_MODULES = {
-    "MooncakeConnector": "mooncake.vllm.p2p",
-    "MooncakeStoreConnector": "mooncake.vllm.connector",
+_CLASSES = {  # where each is, and its name there
+    "MooncakeConnector": ("mooncake.vllm.push.connector", "MooncakeConnector"),
+    "MooncakeStoreConnector": ("mooncake.vllm.connector", "MooncakeStoreConnector"),
+    "InTreeMooncakeConnector": ("mooncake.vllm.intree", "MooncakeConnector"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    module = _MODULES.get(name)
-    if module is None:
-        raise AttributeError(f"mooncake.vllm has no {name}: it has {', '.join(_MODULES)}.")
+    if name not in _CLASSES:
+        raise AttributeError(f"mooncake.vllm has no {name}: it has {', '.join(_CLASSES)}.")
+    module, there = _CLASSES[name]
     try:
-        return getattr(importlib.import_module(module), name)
+        return getattr(importlib.import_module(module), there)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("vllm", "torch"):
             raise

@@ -54,13 +54,20 @@ def saves_states() -> bool:
     return "kv_connector_block_state" in SchedulerOutput.__dataclass_fields__
 
 
-def hit_source() -> Any:
-    """What vLLM's metrics shall call tokens from the pool; None where it does not ask."""
+def hit_source(name: str = "HOST") -> Any:
+    """What vLLM's metrics shall call what a connector brings (HOST: from the pool); None where it does not ask."""
     try:
         from vllm.v1.metrics.cache_hit_source import CacheHitSource
     except ImportError:
         return None
-    return CacheHitSource.HOST
+    return CacheHitSource[name]
+
+
+def own_address() -> str:
+    """How other hosts reach this one: VLLM_HOST_IP, else as vLLM finds it."""
+    from vllm.utils.network_utils import get_ip
+
+    return str(get_ip())
 
 
 def head_axis(dimensions: int) -> int:

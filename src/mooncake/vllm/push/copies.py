@@ -1,0 +1,121 @@
+"""The threads that copy blocks to peers.
+
+A peer gets at most all threads but one, so one that hangs does not hold up the others; and it gets nothing while its
+lease is over: what is to go there waits for its next Echo.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, Protocol
+
+from mooncake.errors import MooncakeError
+from mooncake.transfer.pieces import Int64Array, Pieces
+from mooncake.vllm.push.routes import Route
+from mooncake.vllm.push.wire import LEASE, Ended, clock
+
+logger = logging.getLogger("vllm.mooncake")
+
+CHUNK = 32 << 20  # bytes of one job: how often lease and cancellation are looked at
+
+
+class Mover(Protocol):
+    """As much of a transfer engine as is needed here."""
+
+    def move_pieces(self, target: str, write: bool, local: Pieces, remote: Pieces) -> None: ...
+
+
+class Receiver:
+    """A worker of decode, as prefill's sees it: one connection of it.  Guarded by the lock of `Copies`."""
+
+    def __init__(self, name: str, session: str, route: Route | None, send: Callable[[Ended], None]) -> None:
+        """`route`: None if it gets nothing from this worker.  `send` is called from any thread."""
+        self.name, self.session, self.route, self.send = name, session, route, send
+        self.waiting: deque[Job] = deque()
+        self.running = 0
+        self.stamp = -LEASE  # the newest of our beats that it has echoed
+
+    def may_be_written(self) -> bool:
+        return clock() - self.stamp < LEASE
+
+
+class Copied(NamedTuple):
+    """What one job did.  `reason`: "" if all of it is there."""
+
+    seconds: float
+    size: int
+    pieces: int
+    reason: str = ""
+
+
+class Job(NamedTuple):
+    """Blocks `ours` of some layers to the peer's blocks `theirs`.  `done` is called with the lock held."""
+
+    receiver: Receiver
+    layers: Int64Array
+    ours: Int64Array
+    theirs: Int64Array
+    done: Callable[[Copied], None]
+    owner: object
+
+
+class Copies:
+    """`lock` guards all receivers, and whatever `done` of a job touches."""
+
+    def __init__(self, mover: Mover, threads: int) -> None:
+        self.lock = threading.RLock()
+        self._mover = mover
+        self._most = max(1, threads - 1)
+        self._pool = ThreadPoolExecutor(threads, "mooncake-push")
+        self._closed = False
+
+    def add(self, job: Job) -> None:
+        """With the lock held."""
+        job.receiver.waiting.append(job)
+        self.feed(job.receiver)
+
+    def feed(self, receiver: Receiver) -> None:
+        """Begin what may begin now.  With the lock held."""
+        while receiver.waiting and receiver.running < self._most and receiver.may_be_written() and not self._closed:
+            receiver.running += 1
+            self._pool.submit(self._run, receiver.waiting.popleft())
+
+    def drop(self, receiver: Receiver, owner: object) -> int:
+        """Forget the jobs of `owner` that have not begun; how many.  With the lock held."""
+        left = deque(job for job in receiver.waiting if job.owner is not owner)
+        dropped = len(receiver.waiting) - len(left)
+        receiver.waiting = left
+        return dropped
+
+    def close(self) -> None:
+        """No copy is under way any more."""
+        with self.lock:
+            self._closed = True
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _run(self, job: Job) -> None:
+        receiver = job.receiver
+        began = time.monotonic()
+        copied = Copied(0.0, 0, 0, "prefill failed to copy")
+        try:
+            if not receiver.may_be_written():  # it waited for this thread
+                with self.lock:
+                    receiver.running -= 1
+                    receiver.waiting.appendleft(job)
+                return
+            assert receiver.route is not None
+            local, remote = receiver.route.pieces(job.layers, job.ours, job.theirs)
+            self._mover.move_pieces(receiver.session, True, local, remote)
+            copied = Copied(time.monotonic() - began, local.total, len(local.lengths))
+        except MooncakeError as error:
+            logger.warning("Blocks were not pushed to %s: %s", receiver.session, error)
+            copied = copied._replace(reason=f"prefill could not push: {error}")
+        except Exception:
+            logger.exception("Blocks were not pushed to %s", receiver.session)
+        with self.lock:
+            receiver.running -= 1
+            job.done(copied)
+            self.feed(receiver)

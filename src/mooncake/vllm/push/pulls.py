@@ -1,0 +1,199 @@
+"""Decode's worker: prompts on their way from prefill.
+
+Each is a task that ends in "received", whatever happens; what did not come whole is among the failed as well.  It does
+not end before nobody writes to the request's blocks any more.
+"""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from itertools import count
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mooncake.vllm.device import Fence
+from mooncake.vllm.push.heads import idle_sources, sources
+from mooncake.vllm.push.links import Link, Outcome
+from mooncake.vllm.push.loop import LoopThread
+from mooncake.vllm.push.plan import Pull
+from mooncake.vllm.push.registry import Directory, UnknownEngineError, Workers
+from mooncake.vllm.push.routes import Ranks
+from mooncake.vllm.push.serving import SCHEME
+from mooncake.vllm.push.stats import Tally
+from mooncake.vllm.push.wire import Ask, Greet, clock
+
+logger = logging.getLogger("vllm.mooncake")
+
+_RELEASE_LIMIT = 10.0  # seconds in which prefill is told that nothing is wanted
+
+
+class _Asked(NamedTuple):
+    link: Link
+    number: int
+    outcome: "asyncio.Future[Outcome]"
+
+
+class Pulls:
+    def __init__(
+        self,
+        loop: LoopThread,
+        greet: Callable[[str], Greet],
+        ranks: Ranks,
+        heads: int,
+        limit: float,
+        settle: Callable[[list[int]], None],
+        tally: Tally,
+    ) -> None:
+        """`greet` says who we are to an engine.  `heads`: of the model.  `limit`: seconds for one prompt.  `settle`
+        waits until copies to some blocks, that are under way, have ended."""
+        self._loop, self._greet, self._ranks, self._heads = loop, greet, ranks, heads
+        self._limit, self._settle, self._tally = limit, settle, tally
+        self._directory = Directory()
+        self._links: dict[tuple[str, str], Link] = {}
+        self._numbers = count(1)
+        self._stops: dict[str, asyncio.Event] = {}  # by request
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._lock = threading.Lock()
+        self._received: set[str] = set()
+        self._failed: set[str] = set()
+
+    # -- the engine's thread
+
+    def begin(self, request: str, pull: Pull, fence: Fence) -> None:
+        """`fence` passes when nothing of this engine uses the blocks any more."""
+        self._loop.soon(self._begin, request, pull, fence)
+
+    def cancel(self, request: str) -> None:
+        self._loop.soon(self._cancel, request)
+
+    def take_received(self) -> set[str]:
+        """Requests whose pulls have ended since the last call."""
+        with self._lock:
+            received, self._received = self._received, set()
+        return received
+
+    def take_failed(self) -> set[str]:
+        """Those of them that did not come whole."""
+        with self._lock:
+            failed, self._failed = self._failed, set()
+        return failed
+
+    # -- the loop
+
+    def _begin(self, request: str, pull: Pull, fence: Fence) -> None:
+        if pull.blocks:
+            self._stops[request] = asyncio.Event()
+        task = asyncio.create_task(self._pull(request, pull, fence) if pull.blocks else self._release(pull))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _cancel(self, request: str) -> None:
+        if request in self._stops:
+            self._stops[request].set()
+
+    async def _pull(self, request: str, pull: Pull, fence: Fence) -> None:
+        reason = "the instance is closed"
+        try:
+            await asyncio.get_running_loop().run_in_executor(None, fence.wait)
+            reason = await self._fetch(pull, self._stops[request])
+        except UnknownEngineError as error:
+            reason = str(error)
+        except Exception as error:
+            logger.exception("Request %s: its prompt cannot be had from prefill", request)
+            reason = repr(error)
+        finally:
+            cancelled = self._stops.pop(request).is_set()
+            with self._lock:
+                self._received.add(request)
+                if reason:
+                    self._failed.add(request)
+            if reason and not cancelled:
+                self._tally.failed_to_receive()
+                logger.warning("Request %s is computed here: %s", request, reason)
+
+    async def _fetch(self, pull: Pull, stop: asyncio.Event) -> str:
+        """ "" or why not all blocks came; nothing is written to them any more.  Raises UnknownEngineError."""
+        workers = await self._directory.find(pull.registry, pull.engine)
+        blocks = np.array(pull.blocks, np.int64).tobytes()
+        wanted = sources(self._ranks.tensor, self._ranks.tensor_size, workers.tensor_size, self._heads)
+        links = self._links_to(pull.engine, workers, list(wanted))
+        asked = [self._ask(link, pull, blocks) for link in links]
+        self._tell_idle(pull, workers)
+        reason = await self._first_failure([each.outcome for each in asked], stop)
+        if not reason:
+            return ""
+        for each in asked:
+            each.link.cancel(each.number)
+        outcomes = await asyncio.gather(*(each.outcome for each in asked))
+        if not all(outcome.told for outcome in outcomes):
+            self._directory.forget(pull.registry, pull.engine)
+            await asyncio.sleep(max(0.0, max(outcome.until for outcome in outcomes) - clock()))
+            await asyncio.get_running_loop().run_in_executor(None, self._settle, pull.blocks)
+        return reason
+
+    async def _first_failure(self, outcomes: "list[asyncio.Future[Outcome]]", stop: asyncio.Event) -> str:
+        """Empty once all are whole."""
+        stopped = asyncio.create_task(stop.wait())
+        give_up = clock() + self._limit
+        try:
+            while not (reason := _first_reason(outcomes)):
+                left: list[asyncio.Future[Any]] = [each for each in outcomes if not each.done()]
+                if not left:
+                    return ""
+                timeout = max(0.0, give_up - clock())
+                done, _ = await asyncio.wait([*left, stopped], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+                if stopped in done:
+                    return "it is not wanted any more"
+                if not done:
+                    return f"prefill did not bring it within {self._limit:g} s"
+            return reason
+        finally:
+            stopped.cancel()
+
+    async def _release(self, pull: Pull) -> None:
+        """Tell prefill that nothing of a prompt is wanted."""
+        try:
+            workers = await self._directory.find(pull.registry, pull.engine)
+            wanted = sources(self._ranks.tensor, self._ranks.tensor_size, workers.tensor_size, self._heads)
+            links = self._links_to(pull.engine, workers, list(wanted))
+            asked = [self._ask(link, pull, b"") for link in links]
+            self._tell_idle(pull, workers)
+            await asyncio.wait([each.outcome for each in asked], timeout=_RELEASE_LIMIT)
+        except UnknownEngineError as error:
+            logger.debug("Transfer %s need not be let go: %s", pull.transfer, error)
+
+    def _tell_idle(self, pull: Pull, workers: Workers) -> None:
+        """Ranks of prefill that send to nobody wait for a word as well."""
+        idle = idle_sources(self._ranks.tensor, self._ranks.tensor_size, workers.tensor_size, self._heads)
+        for link in self._links_to(pull.engine, workers, idle):
+            self._ask(link, pull, b"")
+
+    def _ask(self, link: Link, pull: Pull, blocks: bytes) -> _Asked:
+        number = next(self._numbers)
+        ask = Ask(number, pull.transfer, pull.first, blocks, pull.tokens, pull.digest)
+        return _Asked(link, number, link.ask(ask))
+
+    def _links_to(self, engine: str, workers: Workers, tensor_ranks: list[int]) -> list[Link]:
+        """Raises UnknownEngineError."""
+        links = []
+        for place in [(rank, stage) for rank in tensor_ranks for stage in range(workers.pipeline_size)]:
+            address = workers.addresses.get(place, "")
+            if not address.startswith(SCHEME):
+                what = f"speaks another protocol ({address})" if address else "is not known to its registry"
+                raise UnknownEngineError(
+                    f"worker {place} of engine {engine} {what}; use mooncake.vllm's MooncakeConnector on both sides"
+                )
+            link = self._links.get((address, engine))
+            if link is None or link.closed:
+                link = self._links[address, engine] = Link(address, self._greet(engine))
+                for name in [name for name, each in self._links.items() if each.closed]:
+                    del self._links[name]
+            links.append(link)
+        return links
+
+
+def _first_reason(outcomes: "list[asyncio.Future[Outcome]]") -> str:
+    """Why one of those that are done failed, or ""."""
+    return next((each.result().reason for each in outcomes if each.done() and each.result().reason), "")
