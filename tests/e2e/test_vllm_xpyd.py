@@ -120,6 +120,8 @@ def test_killing_one_of_each_fails_no_request(fleet, alone, front):
         await until(lambda: served(proxy) >= REQUESTS // 4)
         prefill.signal(signal.SIGKILL)
         await until(lambda: served(proxy) >= REQUESTS // 3 and decode.metric("vllm:num_requests_running") >= 2)
+        begun = decode.metric("vllm:generation_tokens_total")
+        await until(lambda: decode.metric("vllm:generation_tokens_total") >= begun + 8)  # some have been sent
         decode.signal(signal.SIGKILL)
         return await asking
 

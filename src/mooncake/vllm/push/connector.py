@@ -14,7 +14,7 @@ from mooncake.vllm.push.plan import PushPlan, PushReport
 from mooncake.vllm.push.planning import Planner
 from mooncake.vllm.push.settings import PushSettings
 from mooncake.vllm.push.site import refuse_unsupported, site_of
-from mooncake.vllm.push.stats import Metrics, PushStats
+from mooncake.vllm.push.stats import Metrics, PushStats, Tally
 from mooncake.vllm.push.worker import Worker
 
 versions.check_version(vllm_version)
@@ -31,13 +31,14 @@ class MooncakeConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is no
         refuse_unsupported(vllm_config, kv_cache_config)
         settings = PushSettings.of(transfer.kv_connector_extra_config)
         hands, pulls = transfer.kv_role != "kv_consumer", transfer.kv_role != "kv_producer"
+        self._tally = Tally()
         self._planner: Planner | None = None
         self._worker: Worker | None = None
         if role == KVConnectorRole.SCHEDULER:
             self._planner = Planner(vllm_config.cache_config.block_size, hands=hands, pulls=pulls)
         else:
             site = site_of(vllm_config, kv_cache_config, versions.own_address())
-            self._worker = Worker(settings, site, hands=hands, pulls=pulls)
+            self._worker = Worker(settings, site, self._tally, hands=hands, pulls=pulls)
 
     def shutdown(self) -> None:
         if self._worker is not None:
@@ -46,7 +47,7 @@ class MooncakeConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is no
     # -- metrics
 
     def get_kv_connector_stats(self) -> Any:
-        return self._worker.tally.take() if self._worker is not None else None
+        return self._tally.take()
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Any:
@@ -120,7 +121,8 @@ class MooncakeConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is no
         return self._half.take_sent() or None, self._half.take_received() or None
 
     def build_connector_worker_meta(self) -> Any:
-        return self._half.take_report()
+        failed = self._half.take_failed()
+        return PushReport(failed) if failed else None
 
     def _plan(self) -> PushPlan:
         plan = self._get_connector_metadata()

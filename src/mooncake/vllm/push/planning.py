@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from vllm.v1.request import RequestStatus
 
-from mooncake.vllm.push.plan import Handed, Pull, PushPlan, PushReport, Share
+from mooncake.vllm.push.items import Handed, Pull, Share
+from mooncake.vllm.push.plan import PushPlan, PushReport
 from mooncake.vllm.versions import BlockTables
 
 logger = logging.getLogger("vllm.mooncake")
@@ -30,6 +31,10 @@ class _Handing:
         self.request, self.transfer, self.blocks = request, transfer, blocks
         self.known = self.full = 0  # blocks of its table, and whole ones, that the workers have been told of
         self.preemptions = -1
+
+    def is_computed(self) -> bool:
+        """Whether all its blocks are whole, and still its own."""
+        return self.full == self.blocks and self.preemptions == self.request.num_preemptions
 
 
 class Planner:
@@ -165,7 +170,7 @@ class Planner:
                 self._plan.pulls[request_id] = _pull(request, params, 0, [])
             return False
         state = self._handing.pop(request_id, None)
-        if state is not None and state.full == state.blocks and request.status in _COMPUTED:
+        if state is not None and state.is_computed() and request.status in _COMPUTED:
             self._plan.finished.append(request_id)
             self._held.add(request_id)
             return True

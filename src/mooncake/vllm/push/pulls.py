@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mooncake.vllm.device import Fence
+from mooncake.vllm.push.counts import Counts
 from mooncake.vllm.push.heads import idle_sources, sources
+from mooncake.vllm.push.items import Pull
 from mooncake.vllm.push.links import Link, Outcome
 from mooncake.vllm.push.loop import LoopThread
-from mooncake.vllm.push.plan import Pull
 from mooncake.vllm.push.registry import Directory, UnknownEngineError, Workers
 from mooncake.vllm.push.routes import Ranks
 from mooncake.vllm.push.serving import SCHEME
-from mooncake.vllm.push.stats import Tally
 from mooncake.vllm.push.wire import Ask, Greet, clock
 
 logger = logging.getLogger("vllm.mooncake")
@@ -44,7 +44,7 @@ class Pulls:
         heads: int,
         limit: float,
         settle: Callable[[list[int]], None],
-        tally: Tally,
+        tally: Counts,
     ) -> None:
         """`greet` says who we are to an engine.  `heads`: of the model.  `limit`: seconds for one prompt.  `settle`
         waits until copies to some blocks, that are under way, have ended."""

@@ -15,8 +15,8 @@ import numpy as np
 
 from mooncake.transfer.pieces import Int64Array
 from mooncake.vllm.push.copies import Copied, Copies, Job, Receiver
-from mooncake.vllm.push.plan import Handed, Share
-from mooncake.vllm.push.stats import Tally
+from mooncake.vllm.push.counts import Counts
+from mooncake.vllm.push.items import Handed, Share
 from mooncake.vllm.push.transfers import AskState, Place, Transfer
 from mooncake.vllm.push.wire import Ask, Ended
 
@@ -35,7 +35,7 @@ class StepEnd(NamedTuple):
 
 
 class Pushes:
-    def __init__(self, copies: Copies, layers: int, limit: float, tally: Tally) -> None:
+    def __init__(self, copies: Copies, layers: int, limit: float, tally: Counts) -> None:
         """`layers`: how many.  `limit`: seconds that blocks are kept for a decode that does not ask."""
         self._copies, self._layers, self._limit, self._tally = copies, layers, limit, tally
         self._lock = copies.lock

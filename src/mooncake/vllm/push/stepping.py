@@ -15,7 +15,7 @@ import numpy as np
 
 from mooncake.transfer.pieces import Int64Array
 from mooncake.vllm.device import Fence
-from mooncake.vllm.push.plan import Share
+from mooncake.vllm.push.items import Share
 from mooncake.vllm.push.pushes import Pushes, StepEnd
 
 logger = logging.getLogger("vllm.mooncake")

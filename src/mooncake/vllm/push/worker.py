@@ -5,7 +5,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
@@ -15,17 +15,19 @@ from mooncake.transfer.engine import Engine
 from mooncake.vllm.device import Fence
 from mooncake.vllm.push import registry
 from mooncake.vllm.push.copies import Copies
+from mooncake.vllm.push.counts import Counts
 from mooncake.vllm.push.geometry import layers_of, regions_of
 from mooncake.vllm.push.loop import LoopThread
-from mooncake.vllm.push.plan import PushPlan, PushReport
 from mooncake.vllm.push.pulls import Pulls
 from mooncake.vllm.push.pushes import Pushes
 from mooncake.vllm.push.serving import Server
 from mooncake.vllm.push.settings import PushSettings
 from mooncake.vllm.push.site import Site
-from mooncake.vllm.push.stats import Tally
 from mooncake.vllm.push.stepping import Steps
 from mooncake.vllm.push.wire import PROTOCOL, Greet
+
+if TYPE_CHECKING:
+    from mooncake.vllm.push.plan import PushPlan
 
 logger = logging.getLogger("vllm.mooncake")
 
@@ -33,11 +35,11 @@ _START_LIMIT = 30.0  # seconds
 
 
 class Worker:
-    def __init__(self, settings: PushSettings, site: Site, *, hands: bool, pulls: bool) -> None:
+    def __init__(self, settings: PushSettings, site: Site, counts: Counts, *, hands: bool, pulls: bool) -> None:
         """`hands`, `pulls`: what this role does.  Raises ConfigError."""
         self._settings, self._site = settings, site
         self._hands, self._pulls = hands, pulls
-        self.tally = Tally()
+        self._counts = counts
         self._engine: Engine | None = None
         self._loop: LoopThread | None = None
         self._device: Any = None
@@ -66,7 +68,7 @@ class Worker:
         loop = self._loop = self._loop or LoopThread("mooncake-push-loop")
         if self._hands:
             self._copies = Copies(engine, settings.num_workers)
-            self.pushes = Pushes(self._copies, len(layers.names), settings.abort_limit, self.tally)
+            self.pushes = Pushes(self._copies, len(layers.names), settings.abort_limit, self._counts)
             fence = partial(Fence, self._device)
             self.steps = Steps(self.pushes, layers.names, layers.block_bytes, fence, site.hooks)
             server = Server(loop, self.pushes, site.engine, site.ranks, layers, site.heads, site.block_size)
@@ -82,7 +84,7 @@ class Worker:
             def settle(blocks: list[int]) -> None:
                 engine.regions.settle(layers.ranges(blocks))
 
-            self.pulling = Pulls(loop, greet, site.ranks, site.heads, settings.abort_limit, settle, self.tally)
+            self.pulling = Pulls(loop, greet, site.ranks, site.heads, settings.abort_limit, settle, self._counts)
         logger.info(
             "MooncakeConnector: %d layers, blocks of %d bytes, reached as %s",
             len(layers.names),
@@ -96,7 +98,7 @@ class Worker:
 
     # -- each step
 
-    def begin_step(self, plan: PushPlan) -> None:
+    def begin_step(self, plan: "PushPlan") -> None:
         """Before the forward pass."""
         if self.pushes is None or self.steps is None:
             return
@@ -108,7 +110,7 @@ class Worker:
         for request in plan.finished:
             self.pushes.finished(request)
 
-    def start_pulls(self, plan: PushPlan) -> None:
+    def start_pulls(self, plan: "PushPlan") -> None:
         if self.pulling is None or not (plan.pulls or plan.cancels):
             return
         fence = Fence(self._device)
@@ -121,12 +123,11 @@ class Worker:
         return self.pushes.take_sent() if self.pushes is not None else set()
 
     def take_received(self) -> set[str]:
-        """Requests that are not waited for any more; what of them failed is in the next `take_report`."""
+        """Requests that are not waited for any more; those of them that failed are in the next `take_failed`."""
         return self.pulling.take_received() if self.pulling is not None else set()
 
-    def take_report(self) -> PushReport | None:
-        failed = self.pulling.take_failed() if self.pulling is not None else set()
-        return PushReport(failed) if failed else None
+    def take_failed(self) -> set[str]:
+        return self.pulling.take_failed() if self.pulling is not None else set()
 
     def close(self) -> None:
         """No copy of ours is under way any more, then nobody reaches us any more."""
