@@ -41,12 +41,13 @@ def test_any_order_any_ranks(prefill, decode, sizes):
         assert not receiver.touched({0, 2, 6})
 
 
-def test_equal_blocks_are_one_piece_a_layer():
-    sender, receiver = (Memory("heads first", heads_of(0, 1, HEADS)) for _ in range(2))
+@pytest.mark.parametrize("kind", KINDS)
+def test_equal_blocks_are_as_few_pieces_as_their_memory_has(kind):
+    sender, receiver = (Memory(kind, heads_of(0, 1, HEADS)) for _ in range(2))
     route = copied(sender, receiver, (1, 1), (0, 0), (0, 0))
     near, _ = route.pieces(route.layers, np.array([1, 2]), np.array([3, 4]))
-    assert len(near.lengths) == 2 * LAYERS
-    assert set(near.lengths.tolist()) == {sender.layers.block_bytes[0]}
+    assert len(near.lengths) == 2 * LAYERS * (2 if kind == "K and V outermost" else 1)
+    assert near.total == 2 * sum(sender.layers.block_bytes)
 
 
 def test_layers_that_the_peer_has_not_stay():

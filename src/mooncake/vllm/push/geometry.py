@@ -144,6 +144,8 @@ def split(offsets: Int64Array, unit: int, smaller: int) -> Int64Array:
 
 def runs(ours: Int64Array, theirs: Int64Array, unit: int) -> tuple[Int64Array, Int64Array, Int64Array]:
     """Units at `ours` and `theirs` as runs that are contiguous on both sides: (ours, theirs, lengths)."""
+    order = np.argsort(ours)
+    ours, theirs = ours[order], theirs[order]
     breaks = np.flatnonzero((np.diff(ours) != unit) | (np.diff(theirs) != unit)) + 1
     firsts = np.concatenate(([0], breaks))
     counts = np.diff(np.concatenate((firsts, [len(ours)])))
