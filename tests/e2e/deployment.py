@@ -1,10 +1,12 @@
 """Prefill and decode instances of real vLLM behind the real proxy."""
 
+import json
 from contextlib import ExitStack
 from pathlib import Path
 
 from mooncake.cli.engine_settings import (
     CONSUMER,
+    OWN,
     PRODUCER,
     p2p_and_pool_config,
     p2p_config,
@@ -35,8 +37,10 @@ def start_pool(stack: ExitStack, folder: Path) -> Master:
 class Deployment:
     """Everything that is started here ends with `stack`."""
 
-    def __init__(self, stack: ExitStack, zygote: Zygote, model: Path, folder: Path) -> None:
+    def __init__(self, stack: ExitStack, zygote: Zygote, model: Path, folder: Path, connector: str = OWN) -> None:
+        """`connector`: OWN or IN_TREE."""
         self._stack, self._zygote, self._model, self._folder = stack, zygote, model, folder
+        self._connector = connector
         self._names: set[str] = set()
         self.prefill: list[Server] = []
         self.decode: list[Server] = []
@@ -79,15 +83,24 @@ class Deployment:
         bootstrap, lookup = free_ports(2)
         environment = p2p_environment(bootstrap if role == PRODUCER else None, ABORT_LIMIT)
         if pool is None:
-            transfer = p2p_config(role, workers)
+            transfer = p2p_config(role, workers, connector=self._connector)
         else:
             environment |= pool_environment(pool.config)
-            transfer = p2p_and_pool_config(role, lookup, pool_first=pool_first)
+            own = self._connector == OWN
+            transfer = p2p_and_pool_config(
+                role, lookup, pool_first=pool_first, connector=self._connector, own_store=own
+            )
         if ranks == 1:
             return self._server(role, transfer, environment)
         environment["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(map(str, range(ranks)))
         parallel = ("--tensor-parallel-size", str(ranks), "--distributed-executor-backend", "mp")
         return self._server(role, transfer, environment, *parallel)
+
+    def failing_decode(self) -> Server:
+        """A decode instance with vLLM's own policy for what does not come.  Not waited for."""
+        transfer = json.loads(p2p_config(CONSUMER, connector=self._connector))
+        del transfer["kv_load_failure_policy"]
+        return self._server(CONSUMER, json.dumps(transfer), p2p_environment(None, ABORT_LIMIT))
 
     def plain(self) -> Server:
         """One instance that computes everything itself.  Not waited for."""

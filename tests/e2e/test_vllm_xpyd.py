@@ -13,6 +13,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from mooncake.cli.engine_settings import IN_TREE, OWN
 from tests.e2e.deployment import Deployment, forget, from_peer, start_pool, wait_free
 from tests.e2e.questions import TOKENS, all_of, chat, completion, ids_of, prompt
 from tests.processes import gone, wait_until
@@ -32,12 +33,12 @@ BODIES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def fleet(zygote, model, tmp_path_factory):
+@pytest.fixture(scope="module", params=[OWN, IN_TREE], ids=["own", "vLLM's"])
+def fleet(zygote, model, tmp_path_factory, request):
     """Two of each, and one that does all by itself (`alone`)."""
     with ExitStack() as stack:
         folder = tmp_path_factory.mktemp("fleet")
-        fleet = Deployment(stack, zygote, model, folder)
+        fleet = Deployment(stack, zygote, model, folder, request.param)
         fleet.alone = fleet.plain()
         fleet.start(2, 2, pool=start_pool(stack, folder) if os.environ.get("XPYD_POOL") else None)
         fleet.alone.wait_ready()

@@ -85,13 +85,7 @@ def transfer_config(lookup_port: int, role: str = BOTH) -> str:
 
 def own_store_config(role: str = BOTH, **extra: object) -> str:
     """KV cache through the pool by this package's own connector; `extra` are its settings."""
-    connector = {
-        "kv_connector": "MooncakeStoreConnector",
-        "kv_connector_module_path": "mooncake.vllm",
-        "kv_role": role,
-        **({"kv_connector_extra_config": extra} if extra else {}),
-    }
-    return json.dumps(connector, separators=(",", ":"))
+    return json.dumps(_own_store_connector(role, **extra), separators=(",", ":"))
 
 
 # Of mooncake.vllm: its own connector, and vLLM's made to run on CPUs as well.
@@ -103,12 +97,16 @@ def p2p_config(role: str, workers: int | None = None, *, connector: str = OWN) -
     return _text(_p2p_connector(role, workers, connector))
 
 
-def p2p_and_pool_config(role: str, lookup_port: int, *, pool_first: bool = False, connector: str = OWN) -> str:
+def p2p_and_pool_config(
+    role: str, lookup_port: int, *, pool_first: bool = False, connector: str = OWN, own_store: bool = False
+) -> str:
     """Both: a producer hands over what it computed and saves it, and loads from the pool what is there.
 
-    A consumer takes its prompt from whichever connector comes first and has any of it.
+    A consumer takes its prompt from whichever connector comes first and has any of it.  `own_store`: this package's
+    connector to the pool, not vLLM's.
     """
-    store = _store_connector(BOTH if role == PRODUCER else role, lookup_port)
+    store_role = BOTH if role == PRODUCER else role
+    store = _own_store_connector(store_role) if own_store else _store_connector(store_role, lookup_port)
     connectors = [_p2p_connector(role, None, connector), store]
     if pool_first:
         connectors.reverse()
@@ -129,6 +127,15 @@ def _p2p_connector(role: str, workers: int | None, connector: str) -> dict[str, 
         "kv_connector_module_path": "mooncake.vllm",
         "kv_role": role,
         "kv_connector_extra_config": extra,
+    }
+
+
+def _own_store_connector(role: str, **extra: object) -> dict[str, Any]:
+    return {
+        "kv_connector": "MooncakeStoreConnector",
+        "kv_connector_module_path": "mooncake.vllm",
+        "kv_role": role,
+        **({"kv_connector_extra_config": extra} if extra else {}),
     }
 
 

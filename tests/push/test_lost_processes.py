@@ -1,0 +1,146 @@
+"""Prefill or decode is killed, or stopped and resumed: the other side goes on, and its memory is its own."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from mooncake.vllm.push.wire import LEASE, SILENCE
+from tests.processes import wait_until
+from tests.push.instances import Instance, shuffled
+from tests.push.memory import BLOCK
+
+pytestmark = pytest.mark.slow
+
+FROM, TO = shuffled(1, 20), shuffled(2, 20)
+
+
+class Prefill(SimpleNamespace):
+    """What an Instance of decode needs to know of it: `port`, `engine`."""
+
+    def do(self, *command):
+        self.tell(*command)
+        return self.hear()
+
+    def tell(self, *command) -> None:
+        print(json.dumps(command), file=self.process.stdin, flush=True)
+
+    def hear(self):
+        line = self.process.stdout.readline()
+        assert line, "prefill has ended"
+        return json.loads(line)
+
+
+@pytest.fixture
+def prefill(cleanup):
+    command = [sys.executable, "-m", "tests.push.prefill_process"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def stop() -> None:
+        process.send_signal(signal.SIGCONT)
+        process.stdin.close()
+        process.wait(20)
+        process.stdout.close()
+
+    cleanup.callback(stop)
+    made = Prefill(process=process)
+    made.port, made.engine = made.hear()
+    return made
+
+
+@pytest.fixture
+def decode(cleanup):
+    return Instance(cleanup, "decode", limit=60)
+
+
+def mark(decode: Instance) -> None:
+    """The blocks are somebody else's now."""
+    for block in TO:
+        decode.memories[0].fill(block, 500)
+
+
+def check_marks(decode: Instance) -> None:
+    for block in TO:
+        decode.memories[0].check(block, 500)
+
+
+@pytest.mark.parametrize("force_tcp", ["0", "1"], ids=["cma", "tcp"])
+def test_prefill_is_killed(cleanup, monkeypatch, request, force_tcp):
+    monkeypatch.setenv("MC_FORCE_TCP", force_tcp)
+    prefill, decode = request.getfixturevalue("prefill"), request.getfixturevalue("decode")
+    decode.pull("d", "t", prefill, TO)
+    prefill.do("begin", "p", "t", 20 * BLOCK)
+    prefill.do("compute", "p", FROM, 0, 9)
+    prefill.process.kill()
+    assert not decode.wait_for("d", 3)
+    decode.pull("e", "u", prefill, TO)
+    assert not decode.wait_for("e", 6)
+
+
+def test_prefill_that_was_stopped_writes_nothing_afterwards(prefill, decode):
+    decode.pull("d", "t", prefill, TO)
+    prefill.do("begin", "p", "t", 20 * BLOCK)
+    prefill.do("compute", "p", FROM, 0, 9)
+    prefill.process.send_signal(signal.SIGSTOP)
+    prefill.tell("compute", "p", FROM, 9)
+    prefill.tell("finish", "p")
+    began = time.monotonic()
+    assert not decode.wait_for("d", 2 * (SILENCE + LEASE) + 5)
+    assert time.monotonic() - began > SILENCE - 2
+    mark(decode)
+    prefill.process.send_signal(signal.SIGCONT)
+    prefill.hear()
+    prefill.hear()
+    wait_until(lambda: prefill.do("has_let_go", "p"), 10, "prefill's blocks")
+    check_marks(decode)
+    decode.pull("f", "v", prefill, TO)  # it is as good as before
+    prefill.do("hand", "q", "v", FROM)
+    assert decode.wait_for("f")
+    decode.check(TO)
+
+
+def test_a_short_stop_loses_nothing(prefill, decode):
+    decode.pull("d", "t", prefill, TO)
+    prefill.do("begin", "p", "t", 20 * BLOCK)
+    prefill.do("compute", "p", FROM, 0, 9)
+    prefill.process.send_signal(signal.SIGSTOP)
+    time.sleep(2)
+    prefill.process.send_signal(signal.SIGCONT)
+    prefill.do("compute", "p", FROM, 9)
+    assert decode.wait_for("d")
+    decode.check(TO)
+
+
+def test_decode_that_is_stopped_holds_up_prefill_for_a_while_only(prefill, cleanup):
+    """Decode is a process here too: of its connection only the socket lives on."""
+    command = [sys.executable, "-m", "tests.push.decode_process", str(prefill.port), prefill.engine]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    cleanup.callback(process.stdout.close)
+    cleanup.callback(process.wait, 10)
+    cleanup.callback(process.kill)
+    assert process.stdout.readline() == "asked\n"
+    prefill.do("begin", "p", "t", 20 * BLOCK)
+    prefill.do("compute", "p", FROM, 0, 9)
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(LEASE + 0.5)
+    prefill.do("compute", "p", FROM, 9)
+    prefill.do("finish", "p")
+    wait_until(lambda: prefill.do("has_let_go", "p"), 3 * LEASE + 5, "prefill's blocks")
+
+
+def test_decode_is_killed(prefill, cleanup):
+    command = [sys.executable, "-m", "tests.push.decode_process", str(prefill.port), prefill.engine]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    cleanup.callback(process.stdout.close)
+    assert process.stdout.readline() == "asked\n"
+    prefill.do("begin", "p", "t", 20 * BLOCK)
+    prefill.do("compute", "p", FROM, 0, 9)
+    process.kill()
+    process.wait(10)
+    prefill.do("compute", "p", FROM, 9)
+    prefill.do("finish", "p")
+    wait_until(lambda: prefill.do("has_let_go", "p"), 8, "prefill's blocks")
