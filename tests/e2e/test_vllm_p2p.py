@@ -1,6 +1,6 @@
 """Prompt KV straight from a prefill to a decode instance of real vLLM, behind the real proxy.
 
-`mooncake.vllm`'s MooncakeConnector and vLLM's own: alone, and in MultiConnector with the MooncakeStoreConnector of each.
+`mooncake.vllm`'s MooncakeConnector and vLLM's own: alone, and in MultiConnector with the store connector of each.
 """
 
 import asyncio
