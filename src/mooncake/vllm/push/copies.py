@@ -19,6 +19,7 @@ from mooncake.vllm.push.wire import LEASE, Ended, clock
 
 logger = logging.getLogger("vllm.mooncake")
 
+_CLOSE_LIMIT = 5.0  # seconds
 CHUNK = 32 << 20  # bytes of one job: how often lease and cancellation are looked at
 
 
@@ -52,12 +53,14 @@ class Copied(NamedTuple):
 
 
 class Job(NamedTuple):
-    """Blocks `ours` of some layers to the peer's blocks `theirs`.  `done` is called with the lock held."""
+    """Blocks `ours` of some layers to the peer's blocks `theirs`.  `wanted` says whether it is not in vain by now; both
+    that and `done` are called with the lock held."""
 
     receiver: Receiver
     layers: Int64Array
     ours: Int64Array
     theirs: Int64Array
+    wanted: Callable[[], bool]
     done: Callable[[Copied], None]
     owner: object
 
@@ -71,6 +74,7 @@ class Copies:
         self._most = max(1, threads - 1)
         self._pool = ThreadPoolExecutor(threads, "mooncake-push")
         self._closed = False
+        self._copying = 0  # jobs that are being done
 
     def add(self, job: Job) -> None:
         """With the lock held."""
@@ -90,32 +94,55 @@ class Copies:
         receiver.waiting = left
         return dropped
 
-    def close(self) -> None:
-        """No copy is under way any more."""
+    def close(self) -> bool:
+        """Begin no copy any more; whether none is under way, after a few seconds."""
         with self.lock:
             self._closed = True
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        give_up = time.monotonic() + _CLOSE_LIMIT
+        while self._copying and time.monotonic() < give_up:
+            time.sleep(0.005)
+        return not self._copying
 
     def _run(self, job: Job) -> None:
+        with self.lock:
+            begins = self._may_begin(job)
+            self._copying += begins
+        if not begins:
+            return
+        copied = self._copy(job)
+        with self.lock:
+            self._copying -= 1
+            job.receiver.running -= 1
+            job.done(copied)
+            self.feed(job.receiver)
+
+    def _may_begin(self, job: Job) -> bool:
+        """It has waited for a thread: whether it still may be done."""
+        if self._closed:
+            return False
+        if not job.wanted():
+            job.receiver.running -= 1
+            job.done(Copied(0.0, 0, 0, "it is not wanted any more"))
+            self.feed(job.receiver)
+            return False
+        if not job.receiver.may_be_written():
+            job.receiver.running -= 1
+            job.receiver.waiting.appendleft(job)
+            return False
+        return True
+
+    def _copy(self, job: Job) -> Copied:
         receiver = job.receiver
         began = time.monotonic()
-        copied = Copied(0.0, 0, 0, "prefill failed to copy")
         try:
-            if not receiver.may_be_written():  # it waited for this thread
-                with self.lock:
-                    receiver.running -= 1
-                    receiver.waiting.appendleft(job)
-                return
             assert receiver.route is not None
             local, remote = receiver.route.pieces(job.layers, job.ours, job.theirs)
             self._mover.move_pieces(receiver.session, True, local, remote)
-            copied = Copied(time.monotonic() - began, local.total, len(local.lengths))
+            return Copied(time.monotonic() - began, local.total, len(local.lengths))
         except MooncakeError as error:
             logger.warning("Blocks were not pushed to %s: %s", receiver.session, error)
-            copied = copied._replace(reason=f"prefill could not push: {error}")
-        except Exception:
+            return Copied(0.0, 0, 0, f"prefill could not push: {error}")
+        except Exception as error:
             logger.exception("Blocks were not pushed to %s", receiver.session)
-        with self.lock:
-            receiver.running -= 1
-            job.done(copied)
-            self.feed(receiver)
+            return Copied(0.0, 0, 0, f"prefill failed to push: {error!r}")

@@ -166,6 +166,7 @@ class Pushes:
             for _, ask in self._asks.values():
                 if ask.receiver is receiver:
                     ask.copying -= self._copies.drop(receiver, ask)
+                    ask.again()
                     ask.lost_at = time.monotonic()
 
     def sweep(self) -> None:
@@ -196,8 +197,8 @@ class Pushes:
         for layers, start, end in ask.take(transfer.ready):
             ask.copying += 1
             ours, theirs = transfer.table[start:end], ask.blocks[start - ask.first : end - ask.first]
-            done = partial(self._job_ended, transfer, ask)
-            self._copies.add(Job(ask.receiver, layers, ours, theirs, done, ask))
+            wanted, done = partial(ask.wants, ask.receiver), partial(self._job_ended, transfer, ask)
+            self._copies.add(Job(ask.receiver, layers, ours, theirs, wanted, done, ask))
         self._settle(transfer, ask)
 
     def _job_ended(self, transfer: Transfer, ask: AskState, copied: Copied) -> None:

@@ -50,6 +50,10 @@ class AskState:
     def is_whole(self) -> bool:
         return not self.draining and bool((self.sent[self.layers] >= self.end).all())
 
+    def wants(self, receiver: Receiver) -> bool:
+        """Whether a job that was made for this receiver still counts."""
+        return self.receiver is receiver and not (self.draining or self.lost_at) and self.ending is None
+
     def take(self, ready: Int64Array) -> Iterator[Piece]:
         """What can be pushed now, as jobs of about CHUNK bytes.  `ready`: by layer, how many blocks are whole."""
         if self.draining or self.ending is not None or self.lost_at or self.receiver.route is None:

@@ -133,8 +133,8 @@ class Worker:
         """No copy of ours is under way any more, then nobody reaches us any more."""
         if self.steps is not None:
             self.steps.close()
-        if self._copies is not None:
-            self._copies.close()
+        if self._copies is not None and not self._copies.close():
+            logger.warning("A push is still under way; decode is told that nothing more comes all the same")
         if self._loop is not None:
             if self._registry is not None:
                 self._loop.start(self._registry.cleanup()).result(_START_LIMIT)
