@@ -82,7 +82,7 @@ class Side:
 
 def plan(**parts: Any) -> Any:
     nothing: dict[str, Any] = {
-        "pulls": {}, "cancels": [], "begun": {}, "shares": [], "finished": [], "dropped": {},
+        "pulls": {}, "cancels": [], "begun": {}, "shares": [], "preempted": [], "finished": [], "dropped": {},
     }  # fmt: skip
     return SimpleNamespace(**{**nothing, **parts})
 
@@ -158,7 +158,7 @@ class Prefill:
         began = time.monotonic()
         for start in range(0, tokens, CHUNK):
             first, end = start // BLOCK, min(tokens, start + CHUNK) // BLOCK
-            share = Share(name or "", self.side.ids[first:end], start == 0, end)
+            share = Share(name or "", self.side.ids[first:end], end)
             worker.begin_step(plan(shares=[share] if name is not None else []))
             for layer, cache in enumerate(self.side.caches):
                 for _ in range(self.products):

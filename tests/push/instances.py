@@ -40,7 +40,7 @@ class Counted:
 
 
 def plan(**parts) -> SimpleNamespace:
-    nothing = {"pulls": {}, "cancels": [], "begun": {}, "shares": [], "finished": [], "dropped": {}}
+    nothing = {"pulls": {}, "cancels": [], "begun": {}, "shares": [], "preempted": [], "finished": [], "dropped": {}}
     return SimpleNamespace(**{**nothing, **parts})
 
 
@@ -70,7 +70,7 @@ class Instance:
         self._closed = False
         stack.callback(self.close)
         self.received: list[set[str]] = [set() for _ in self.workers]
-        self.failed: set[str] = set()
+        self.failed: dict[str, int] = {}
         self.sent: list[set[str]] = [set() for _ in self.workers]
 
     def close(self) -> None:
@@ -81,11 +81,11 @@ class Instance:
 
     # -- as prefill
 
-    def compute(self, name: str, blocks: list[int], first: int = 0, end: int | None = None, *, anew: bool = False,
+    def compute(self, name: str, blocks: list[int], first: int = 0, end: int | None = None, *,
                 pause: float = 0.0) -> None:  # fmt: skip
         """One step: blocks [first, end) of a prompt, which lie in `blocks`, called 1, 2, ..."""
         end = len(blocks) if end is None else end
-        share = Share(name, blocks[first:end], anew or first == 0, end)
+        share = Share(name, blocks[first:end], end)
         for worker, memory in zip(self.workers, self.memories, strict=True):
             worker.begin_step(plan(shares=[share]))
             for layer in range(LAYERS):
@@ -97,6 +97,9 @@ class Instance:
 
     def begin(self, name: str, transfer: str, tokens: int, digest: int = 0) -> None:
         self._all(plan(begun={name: Handed(transfer, tokens, digest)}))
+
+    def preempt(self, name: str) -> None:
+        self._all(plan(preempted=[name]))
 
     def finish(self, name: str) -> None:
         self._all(plan(finished=[name]))

@@ -75,8 +75,12 @@ def test_prefill_is_killed(cleanup, monkeypatch, request, force_tcp):
     decode.pull("d", "t", prefill, TO)
     prefill.do("begin", "p", "t", 20 * BLOCK)
     prefill.do("compute", "p", FROM, 0, 9)
+    wait_until(lambda: (decode.memories[0].views[-1][TO[8]] != -1).all(), what="what was computed")
+    time.sleep(0.1)
     prefill.process.kill()
     assert not decode.wait_for("d", 3)
+    assert decode.failed["d"] == 9  # the rest is computed
+    decode.check(TO[:9])
     decode.pull("e", "u", prefill, TO)
     assert not decode.wait_for("e", 6)
 

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from mooncake.vllm.push.copies import LEASE, Copied, Copies, Job, Receiver, clock
 from mooncake.vllm.push.items import Handed, Share
 from mooncake.vllm.push.pushes import Pushes, StepEnd
-from mooncake.vllm.push.wire import Ask
+from mooncake.vllm.push.wire import Ask, Ended, Whole
 from tests.push.instances import Counted
 
 LAYERS, BLOCKS = 3, 5
@@ -44,9 +44,18 @@ class Transfers(RuleBasedStateMachine):
 
     def _receiver(self) -> Receiver:
         route = SimpleNamespace(layers=np.arange(LAYERS), block_bytes=np.full(LAYERS, 16 << 20))
-        receiver = Receiver("d", "session", route, lambda ended: self.ended.append(ended.reason))
+        receiver = Receiver("d", "session", route, self._hear)
         receiver.stamp = clock()
         return receiver
+
+    def _hear(self, message: Ended | Whole) -> None:
+        if isinstance(message, Ended):
+            self.ended.append(message.reason)
+            return
+        assert 0 < message.blocks <= BLOCKS
+        for layer in range(LAYERS):
+            for block in range(message.blocks):
+                assert self.target.get((layer, block), -2) >= 0, "a block was said to be whole that is not"
 
     def _source(self, block: int) -> int:
         return self.generation * 100 + block
@@ -69,7 +78,7 @@ class Transfers(RuleBasedStateMachine):
     def begin_step(self, more: int) -> None:
         first, self.full = self.full, min(BLOCKS, self.full + more)
         new = [self._source(block) for block in range(first, self.full)]
-        self.ends = self.pushes.step([Share("p", new, first == 0, self.full)])
+        self.ends = self.pushes.step([Share("p", new, self.full)])
         self.untold = list(range(LAYERS))
 
     @precondition(lambda self: self.ends)
@@ -87,6 +96,7 @@ class Transfers(RuleBasedStateMachine):
     @rule()
     def preempt(self) -> None:
         """Its blocks are somebody else's until it is computed again."""
+        self.pushes.preempted("p")
         for key in self.memory:
             self.memory[key] = -1
         self.generation += 1
@@ -227,7 +237,7 @@ def test_copies_of_before_a_preemption_come_first_or_not_at_all():
 
 def test_steps_of_before_a_preemption_make_nothing_ready():
     machine = scenario()
-    late, machine.ends = machine.pushes.step([Share("p", [machine._source(BLOCKS - 1)], False, BLOCKS)]), []
+    late, machine.ends = machine.pushes.step([Share("p", [machine._source(BLOCKS - 1)], BLOCKS)]), []
     machine.preempt()
     machine.begin_step(1)
     machine.pushes.computed(late, np.arange(LAYERS))  # the GPU was late

@@ -173,6 +173,7 @@ def test_a_preempted_prompt_is_pushed_again(pair):
     decode.pull("d", "t", prefill, TO)
     prefill.begin("p", "t", 20 * BLOCK)
     prefill.compute("p", FROM, 0, 12)
+    prefill.preempt("p")
     for block in FROM[:12]:  # they are another request's now
         prefill.memories[0].fill(block, 300)
     other = shuffled(3, 20)

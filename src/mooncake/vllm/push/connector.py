@@ -99,6 +99,10 @@ class MooncakeConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is no
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         self._half.register(kv_caches)
 
+    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        assert isinstance(kv_connector_metadata, PushPlan)
+        self._half.withdraw(kv_connector_metadata)
+
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         super().bind_connector_metadata(connector_metadata)
         self._half.begin_step(self._plan())

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 from mooncake.errors import MooncakeError
 from mooncake.transfer.pieces import Int64Array, Pieces
 from mooncake.vllm.push.routes import Route
-from mooncake.vllm.push.wire import LEASE, Ended, clock
+from mooncake.vllm.push.wire import LEASE, Ended, Whole, clock
 
 logger = logging.getLogger("vllm.mooncake")
 
@@ -32,7 +32,7 @@ class Mover(Protocol):
 class Receiver:
     """A worker of decode, as prefill's sees it: one connection of it.  Guarded by the lock of `Copies`."""
 
-    def __init__(self, name: str, session: str, route: Route | None, send: Callable[[Ended], None]) -> None:
+    def __init__(self, name: str, session: str, route: Route | None, send: Callable[[Ended | Whole], None]) -> None:
         """`route`: None if it gets nothing from this worker.  `send` is called from any thread."""
         self.name, self.session, self.route, self.send = name, session, route, send
         self.waiting: deque[Job] = deque()

@@ -11,7 +11,6 @@ import numpy as np
 
 from mooncake.errors import ConfigError
 from mooncake.transfer.pieces import Int64Array
-from mooncake.vllm.layout import _by_number as by_number
 from mooncake.vllm.push.heads import Heads
 
 Axis = tuple[int, int]  # (how many, bytes from one to the next)
@@ -74,8 +73,7 @@ class Layers(msgspec.Struct, frozen=True, array_like=True):
 def layers_of(caches: Mapping[str, Any], num_blocks: int, block_size: int) -> Layers:
     """`caches`: layer → tensor.  Layers that share a cache count once.  Raises ConfigError."""
     found = Layers([], [], [], [], [])
-    for name in sorted(caches, key=by_number):
-        cache = caches[name]
+    for name, cache in caches.items():
         if isinstance(cache, list | tuple):
             raise ConfigError(f"layer {name} keeps its state in several tensors (Mamba), which is not supported")
         if cache.data_ptr() in found.bases:

@@ -18,12 +18,10 @@ class Pull(NamedTuple):
 
 class Share(NamedTuple):
     """Prefill: a request of which this step computes a part.  `new`: blocks that its table has got since the last time,
-    all of them if `anew` (it starts, or starts again after a preemption).  `full`: how many of its blocks are whole
-    after this step."""
+    or since it was preempted.  `full`: how many of its blocks are whole after this step."""
 
     request: str
     new: list[int]
-    anew: bool
     full: int
 
 

@@ -22,6 +22,7 @@ from mooncake.vllm.push.wire import (
     Greet,
     Refused,
     Welcome,
+    Whole,
     clock,
     pack,
     read_to_decode,
@@ -36,10 +37,11 @@ _GONE = (OSError, EOFError, BrokenError, asyncio.IncompleteReadError)
 
 
 class Outcome(NamedTuple):
-    """`reason`: "" if all blocks are there.  `told`: prefill has said so itself; else nothing is written any more from
-    `until` on, by `wire.clock`, but for what is under way already."""
+    """`reason`: "" if all blocks are there, else the first `whole` of them are.  `told`: prefill has said so itself;
+    else nothing is written any more from `until` on, by `wire.clock`, but for what is under way already."""
 
     reason: str
+    whole: int = 0
     told: bool = True
     until: float = 0.0
 
@@ -52,6 +54,7 @@ class _Waiting:
     def __init__(self, ask: Ask) -> None:
         self.ask = ask
         self.cancelled = False
+        self.whole = 0
         self.outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
 
@@ -139,15 +142,17 @@ class Link:
             if isinstance(message, Beat):
                 self._echoed = clock()
                 writer.write(pack(Echo(message.stamp)))
+            elif isinstance(message, Whole) and message.number in self._waiting:
+                self._waiting[message.number].whole = message.blocks
             elif isinstance(message, Ended) and message.number in self._waiting:
-                outcome = self._waiting.pop(message.number).outcome
-                if not outcome.done():
-                    outcome.set_result(Outcome(message.reason))
+                ended = self._waiting.pop(message.number)
+                if not ended.outcome.done():
+                    ended.outcome.set_result(Outcome(message.reason, ended.whole))
 
     def _end_all(self, reason: str, dead: bool) -> None:
         self.closed = True
         until = 0.0 if dead or self._echoed is None else self._echoed + LEASE + _MARGIN
         for waiting in self._waiting.values():
             if not waiting.outcome.done():
-                waiting.outcome.set_result(Outcome(reason, False, until))
+                waiting.outcome.set_result(Outcome(reason, waiting.whole, False, until))
         self._waiting.clear()

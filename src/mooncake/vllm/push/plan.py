@@ -17,6 +17,7 @@ class PushPlan(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is not there 
 
     pulls      decode: begin these                  begun      prefill: will be asked for
     cancels    decode: what comes is not wanted     shares     prefill: computed in this step
+                                                    preempted  prefill: its blocks may be overwritten in this step
                                                     finished   prefill: computed, its blocks are kept for us
                                                     dropped    prefill: transfer → why it does not come
     """
@@ -25,17 +26,19 @@ class PushPlan(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is not there 
     cancels: list[str] = field(default_factory=list)
     begun: dict[str, Handed] = field(default_factory=dict)
     shares: list[Share] = field(default_factory=list)
+    preempted: list[str] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
     dropped: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
 class PushReport(KVConnectorWorkerMetadata):  # type: ignore[misc]  # vLLM is not there where types are checked
-    """`failed`: requests of decode whose prompt did not come."""
+    """`failed`: requests of decode whose prompt did not come whole → how many of the blocks that were asked for did."""
 
-    failed: set[str] = field(default_factory=set)
+    failed: dict[str, int] = field(default_factory=dict)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "PushReport":
         assert isinstance(other, PushReport)
-        self.failed |= other.failed
+        for request, whole in other.failed.items():
+            self.failed[request] = min(whole, self.failed.get(request, whole))
         return self

@@ -14,6 +14,7 @@ from vllm.v1.request import RequestStatus
 
 from mooncake.vllm.push.items import Handed, Pull, Share
 from mooncake.vllm.push.plan import PushPlan, PushReport
+from mooncake.vllm.push.recompute import compute_from
 from mooncake.vllm.versions import BlockTables
 
 logger = logging.getLogger("vllm.mooncake")
@@ -30,11 +31,19 @@ class _Handing:
     def __init__(self, request: Any, transfer: str, blocks: int) -> None:
         self.request, self.transfer, self.blocks = request, transfer, blocks
         self.known = self.full = 0  # blocks of its table, and whole ones, that the workers have been told of
-        self.preemptions = -1
+        self.preemptions: int = request.num_preemptions
 
     def is_computed(self) -> bool:
         """Whether all its blocks are whole, and still its own."""
-        return self.full == self.blocks and self.preemptions == self.request.num_preemptions
+        return self.full == self.blocks and not self.was_preempted()
+
+    def was_preempted(self) -> bool:
+        """Since the workers were told last."""
+        return bool(self.preemptions != self.request.num_preemptions)
+
+    def restart(self) -> None:
+        self.known = self.full = 0
+        self.preemptions = self.request.num_preemptions
 
 
 class Planner:
@@ -47,7 +56,7 @@ class Planner:
         self._handing: dict[str, _Handing] = {}
         self._held: set[str] = set()  # finished requests whose blocks are kept for decode
         self._pulling: dict[str, tuple[Any, int]] = {}  # (request, tokens that it had before)
-        self._spared: set[str] = set()  # see `_compute_again`
+        self._spared: set[str] = set()  # see `compute_from`
 
     # -- before a request is scheduled
 
@@ -110,49 +119,37 @@ class Planner:
         plan, self._plan = self._plan, PushPlan()
         if self._hands:
             self._tables.update(output)
-            for request_id, tokens in output.num_scheduled_tokens.items() if self._handing else ():
-                state = self._handing.get(request_id)
-                if state is not None:
+            for request_id, state in self._handing.items():
+                if state.was_preempted():
+                    state.restart()
+                    plan.preempted.append(request_id)
+                tokens = output.num_scheduled_tokens.get(request_id)
+                if tokens:
                     self._share(state, tokens, plan.shares)
         return plan
 
     def _share(self, state: _Handing, tokens: int, shares: list[Share]) -> None:
         request = state.request
         computed = request.num_computed_tokens + tokens
-        anew = state.preemptions != request.num_preemptions
-        if anew:
-            state.preemptions, state.known, state.full = request.num_preemptions, 0, 0
         done = computed >= request.num_prompt_tokens
         full = state.blocks if done else min(computed // self._block_size, state.blocks)
-        if full == state.full and not anew:
+        if full == state.full:
             return
         new = self._tables.get(request.request_id)[state.known : state.blocks]
         state.known += len(new)
         state.full = full
-        shares.append(Share(request.request_id, new, anew, full))
+        shares.append(Share(request.request_id, new, full))
 
     def report(self, report: PushReport | None, received: Iterable[str], sent: Iterable[str]) -> None:
         """What the workers did.  `received`, `sent`: requests with which all of them are through."""
-        for request_id in report.failed if report is not None else ():
+        for request_id, whole in report.failed.items() if report is not None else ():
             if request_id in self._pulling:
-                self._compute_again(*self._pulling[request_id])
+                request, tokens = self._pulling[request_id]
+                if not request.is_finished() and compute_from(request, tokens + whole * self._block_size):
+                    self._spared.add(request_id)
         for request_id in received:
             self._pulling.pop(request_id, None)
         self._held.difference_update(sent)
-
-    def _compute_again(self, request: Any, tokens: int) -> None:
-        """Nothing can be said of what came: all behind the first `tokens` is computed here.
-
-        The request still waits, and vLLM reads its number of computed tokens next when that is over.  So it needs no
-        failure policy.
-        """
-        if request.is_finished():
-            return
-        request.num_computed_tokens = min(request.num_computed_tokens, tokens)
-        if not request.num_computed_tokens and not request.skip_reading_prefix_cache:
-            # It starts anew, in the blocks it has: it must not be given cached ones beside them.
-            self._spared.add(request.request_id)
-            request.skip_reading_prefix_cache = True
 
     # -- the end
 

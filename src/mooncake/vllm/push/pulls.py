@@ -1,7 +1,7 @@
 """Decode's worker: prompts on their way from prefill.
 
-Each is a task that ends in "received", whatever happens; what did not come whole is among the failed as well.  It does
-not end before nobody writes to the request's blocks any more.
+Each is a task that ends in "received", whatever happens; what did not come whole is among the failed as well, with how
+many of its first blocks did.  It does not end before nobody writes to the request's blocks any more.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ class Pulls:
         self._tasks: set[asyncio.Task[None]] = set()
         self._lock = threading.Lock()
         self._received: set[str] = set()
-        self._failed: set[str] = set()
+        self._failed: dict[str, int] = {}
 
     # -- the engine's thread
 
@@ -74,10 +74,10 @@ class Pulls:
             received, self._received = self._received, set()
         return received
 
-    def take_failed(self) -> set[str]:
-        """Those of them that did not come whole."""
+    def take_failed(self) -> dict[str, int]:
+        """Those of them that did not come whole, and how many of their first blocks did."""
         with self._lock:
-            failed, self._failed = self._failed, set()
+            failed, self._failed = self._failed, {}
         return failed
 
     # -- the loop
@@ -94,10 +94,10 @@ class Pulls:
             self._stops[request].set()
 
     async def _pull(self, request: str, pull: Pull, fence: Fence) -> None:
-        reason = "the instance is closed"
+        reason, whole, began = "the instance is closed", 0, clock()
         try:
             await asyncio.get_running_loop().run_in_executor(None, fence.wait)
-            reason = await self._fetch(pull, self._stops[request])
+            reason, whole = await self._fetch(pull, self._stops[request])
         except UnknownEngineError as error:
             reason = str(error)
         except Exception as error:
@@ -108,13 +108,23 @@ class Pulls:
             with self._lock:
                 self._received.add(request)
                 if reason:
-                    self._failed.add(request)
+                    self._failed[request] = whole
             if reason and not cancelled:
                 self._tally.failed_to_receive()
-                logger.warning("Request %s is computed here: %s", request, reason)
+                logger.warning("Request %s: %d blocks are computed here: %s", request, len(pull.blocks) - whole, reason)
+            logger.debug(
+                "kv_transfer request=%s transfer=%s blocks=%d from_prefill=%d waited_ms=%.1f reason=%s",
+                request,
+                pull.transfer,
+                len(pull.blocks),
+                whole if reason else len(pull.blocks),
+                (clock() - began) * 1e3,
+                reason or "whole",
+            )
 
-    async def _fetch(self, pull: Pull, stop: asyncio.Event) -> str:
-        """ "" or why not all blocks came; nothing is written to them any more.  Raises UnknownEngineError."""
+    async def _fetch(self, pull: Pull, stop: asyncio.Event) -> tuple[str, int]:
+        """(empty, or why not all blocks came; how many of the first did then).  Nothing is written to them any more.
+        Raises UnknownEngineError."""
         workers = await self._directory.find(pull.registry, pull.engine)
         blocks = np.array(pull.blocks, np.int64).tobytes()
         wanted = sources(self._ranks.tensor, self._ranks.tensor_size, workers.tensor_size, self._heads)
@@ -123,7 +133,7 @@ class Pulls:
         self._tell_idle(pull, workers)
         reason = await self._first_failure([each.outcome for each in asked], stop)
         if not reason:
-            return ""
+            return "", 0
         for each in asked:
             each.link.cancel(each.number)
         outcomes = await asyncio.gather(*(each.outcome for each in asked))
@@ -131,7 +141,7 @@ class Pulls:
             self._directory.forget(pull.registry, pull.engine)
             await asyncio.sleep(max(0.0, max(outcome.until for outcome in outcomes) - clock()))
             await asyncio.get_running_loop().run_in_executor(None, self._settle, pull.blocks)
-        return reason
+        return reason, min(outcome.whole if outcome.reason else len(pull.blocks) for outcome in outcomes)
 
     async def _first_failure(self, outcomes: "list[asyncio.Future[Outcome]]", stop: asyncio.Event) -> str:
         """Empty once all are whole."""

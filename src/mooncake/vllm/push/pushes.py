@@ -18,7 +18,7 @@ from mooncake.vllm.push.copies import Copied, Copies, Job, Receiver
 from mooncake.vllm.push.counts import Counts
 from mooncake.vllm.push.items import Handed, Share
 from mooncake.vllm.push.transfers import AskState, Place, Transfer
-from mooncake.vllm.push.wire import Ask, Ended
+from mooncake.vllm.push.wire import Ask, Ended, Whole
 
 logger = logging.getLogger("vllm.mooncake")
 
@@ -57,6 +57,7 @@ class Pushes:
             if transfer.request:
                 logger.warning("Requests %s and %s have the same transfer_id", transfer.request, request)
                 self._by_request.pop(transfer.request, None)
+                self._restart(transfer)
                 if transfer.finished:
                     self._sent.add(transfer.request)
                     transfer.finished = False
@@ -64,7 +65,7 @@ class Pushes:
             transfer.expires = 0.0
             self._by_request[request] = transfer
             for ask in list(transfer.asks):
-                self._settle(transfer, ask)
+                self._push(transfer, ask)
 
     def step(self, shares: Iterable[Share]) -> list[StepEnd]:
         """What is going to be whole after this step."""
@@ -74,11 +75,16 @@ class Pushes:
                 transfer = self._by_request.get(share.request)
                 if transfer is None:
                     continue
-                for ask in transfer.asks if share.anew else ():
-                    ask.copying -= self._copies.drop(ask.receiver, ask)
-                transfer.extend(share.new, share.anew)
+                transfer.extend(share.new)
                 ends.append(StepEnd(transfer, transfer.generation, share.full))
         return ends
+
+    def preempted(self, request: str) -> None:
+        """Its blocks are about to be overwritten: what is being copied from them counts for nothing."""
+        with self._lock:
+            transfer = self._by_request.get(request)
+            if transfer is not None:
+                self._restart(transfer)
 
     def finished(self, request: str) -> None:
         """vLLM keeps the request's blocks until it is among `take_sent`."""
@@ -193,7 +199,14 @@ class Pushes:
 
     # -- inside, with the lock held
 
+    def _restart(self, transfer: Transfer) -> None:
+        for ask in transfer.asks:
+            ask.copying -= self._copies.drop(ask.receiver, ask)
+        transfer.restart()
+
     def _push(self, transfer: Transfer, ask: AskState) -> None:
+        if transfer.request and ask.ending is None:
+            ask.ending = _difference(transfer, ask)
         for layers, start, end in ask.take(transfer.ready):
             ask.copying += 1
             ours, theirs = transfer.table[start:end], ask.blocks[start - ask.first : end - ask.first]
@@ -213,10 +226,11 @@ class Pushes:
         self._settle(transfer, ask)
 
     def _settle(self, transfer: Transfer, ask: AskState) -> None:
-        """End an Ask that can be ended."""
-        if transfer.request and not ask.ending:
-            ask.ending = _difference(transfer, ask)
+        """End an Ask that can be ended; else say how much of it is there."""
         if ask not in transfer.asks or ask.copying or (ask.ending is None and not ask.is_whole()):
+            news = ask.news()
+            if news:
+                ask.receiver.send(Whole(ask.number, news))
             return
         transfer.asks.remove(ask)
         transfer.through.add(ask.place)

@@ -57,7 +57,7 @@ class Registry:
         self._engines: dict[int, _Engine] = {}
 
     def register(self, worker: Registration) -> str:
-        """ "" or why not."""
+        """Empty, or why not."""
         engine = self._engines.get(worker.dp_rank)
         if engine is None or engine.id != worker.engine_id:
             if engine is not None and engine.started > worker.started:

@@ -28,6 +28,7 @@ from mooncake.vllm.push.wire import (
     Greet,
     Refused,
     Welcome,
+    Whole,
     clock,
     pack,
     read_to_prefill,
@@ -130,6 +131,6 @@ class Server:
                 return
 
 
-def _write(writer: asyncio.StreamWriter, message: Ended) -> None:
+def _write(writer: asyncio.StreamWriter, message: Ended | Whole) -> None:
     if not writer.is_closing():
         writer.write(pack(message))

@@ -40,6 +40,7 @@ class AskState:
         self.copying = 0  # jobs that have not ended
         self.draining = False  # those are of before a preemption
         self.ending: str | None = None  # why it ends without being whole
+        self.whole = 0  # how many of its blocks decode was told of
         self.lost_at = 0.0  # when its connection broke, 0 if it is there
         self.sum = Copied(0.0, 0, 0)
 
@@ -53,6 +54,16 @@ class AskState:
     def wants(self, receiver: Receiver) -> bool:
         """Whether a job that was made for this receiver still counts."""
         return self.receiver is receiver and not (self.draining or self.lost_at) and self.ending is None
+
+    def news(self) -> int:
+        """How many of its first blocks are there, if that can be said, and is more than was said before; else 0."""
+        if self.copying or self.draining or self.lost_at or self.ending is not None or not len(self.layers):
+            return 0
+        whole = int(self.sent[self.layers].min()) - self.first
+        if whole <= self.whole:
+            return 0
+        self.whole = whole
+        return whole
 
     def take(self, ready: Int64Array) -> Iterator[Piece]:
         """What can be pushed now, as jobs of about CHUNK bytes.  `ready`: by layer, how many blocks are whole."""
@@ -107,13 +118,13 @@ class Transfer:
         self.finished = False  # vLLM keeps the blocks of its request for us
         self.expires = 0.0
 
-    def extend(self, new: list[int], anew: bool) -> None:
-        """The request's table has these blocks more, or all anew."""
-        blocks = np.array(new, np.int64)
-        if not anew:
-            self.table = np.concatenate((self.table, blocks))
-            return
-        self.table = blocks
+    def extend(self, new: list[int]) -> None:
+        """The request's table has these blocks more."""
+        self.table = np.concatenate((self.table, np.array(new, np.int64)))
+
+    def restart(self) -> None:
+        """It has no blocks any more."""
+        self.table = np.empty(0, np.int64)
         self.generation += 1
         self.ready[:] = 0
         for ask in self.asks:

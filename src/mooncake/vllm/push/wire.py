@@ -5,6 +5,7 @@
                         Cancel    stop it                                        (the Ask's Ended says that it has)
                         Echo      your Beat has come
     prefill → decode    Beat      every BEAT seconds
+                        Whole     the first of the blocks are there
 
 An `Ask` may come before prefill has heard of its request.  It may come again over another connection, with the same
 number: then it goes on, or its Ended is said again.
@@ -77,6 +78,13 @@ class Ended(msgspec.Struct, tag=True, array_like=True):
     reason: str
 
 
+class Whole(msgspec.Struct, tag=True, array_like=True):
+    """The first `blocks` of those that an Ask named are there, and stay as they are if prefill is lost now."""
+
+    number: int
+    blocks: int
+
+
 class Beat(msgspec.Struct, tag=True, array_like=True):
     """`stamp`: the sender's clock."""
 
@@ -88,7 +96,7 @@ class Echo(msgspec.Struct, tag=True, array_like=True):
 
 
 ToPrefill = Greet | Ask | Cancel | Echo
-ToDecode = Welcome | Refused | Ended | Beat
+ToDecode = Welcome | Refused | Ended | Whole | Beat
 
 _encoder = msgspec.msgpack.Encoder()
 _to_prefill = msgspec.msgpack.Decoder(ToPrefill)

@@ -98,15 +98,23 @@ class Worker:
 
     # -- each step
 
+    def withdraw(self, plan: "PushPlan") -> None:
+        """Before anything is written to blocks that the step has taken from requests."""
+        if self.pushes is None:
+            return
+        for request in plan.preempted:
+            self.pushes.preempted(request)
+        for transfer, reason in plan.dropped.items():
+            self.pushes.dropped(transfer, reason)
+
     def begin_step(self, plan: "PushPlan") -> None:
         """Before the forward pass."""
         if self.pushes is None or self.steps is None:
             return
+        self.withdraw(plan)  # not every step of vLLM's says so by itself
         for request, handed in plan.begun.items():
             self.pushes.begin(request, handed)
         self.steps.begin(plan.shares)
-        for transfer, reason in plan.dropped.items():
-            self.pushes.dropped(transfer, reason)
         for request in plan.finished:
             self.pushes.finished(request)
 
@@ -126,8 +134,9 @@ class Worker:
         """Requests that are not waited for any more; those of them that failed are in the next `take_failed`."""
         return self.pulling.take_received() if self.pulling is not None else set()
 
-    def take_failed(self) -> set[str]:
-        return self.pulling.take_failed() if self.pulling is not None else set()
+    def take_failed(self) -> dict[str, int]:
+        """Request → how many of its first blocks came."""
+        return self.pulling.take_failed() if self.pulling is not None else {}
 
     def close(self) -> None:
         """No copy of ours is under way any more, then nobody reaches us any more."""
