@@ -89,7 +89,7 @@ def break_connections(source: random.Random, counts: Counter) -> None:
 
 def main(model: str, role: str, seed: int) -> None:
     source, counts = random.Random(seed), Counter()
-    engine = PushEngine(model, 30, role)
+    engine = PushEngine(model, source.choice((30, 90, 90)), role)  # few blocks: requests of both sides keep others out
     worker = engine.worker._worker
     if worker._copies is not None:
         worker._copies._mover = Faulty(worker._engine, source, counts)
