@@ -17,6 +17,7 @@ import sys
 import time
 from collections import Counter
 from contextlib import suppress
+from typing import ClassVar
 
 from mooncake.vllm.push import serving
 from tests.connector.engine import Engine
@@ -26,6 +27,7 @@ IDLE_LIMIT = 40.0  # seconds in which everything must come to its end
 
 class PushEngine(Engine):
     connector = "MooncakeConnector"
+    settings: ClassVar[dict] = {}
 
     def _take(self, output) -> None:
         super()._take(output)
