@@ -1,6 +1,6 @@
 """How soon a prompt's KV cache is with decode once prefill has computed its last layer: two processes on one GPU.
 
-    python -m benchmarks.gpu_push [--tokens 32768] [--repeats 7] [--device cuda] [--json FILE]
+    python -m benchmarks.gpu.push [--tokens 32768] [--repeats 7] [--device cuda] [--json FILE]
 
 Needs one NVIDIA GPU, torch and 16 GiB of its memory; no vLLM: the workers' halves of `mooncake.vllm.MooncakeConnector`
 are driven as its engine drives them.  Shapes of Llama-3.1-8B: 32 layers, 8 KV heads of 128, bf16, blocks of 16 tokens.
@@ -215,7 +215,7 @@ def measure(options: argparse.Namespace) -> None:
     (port,) = free_ports(1)
     prefill = Prefill(options, port)
     command = [
-        sys.executable, "-m", "benchmarks.gpu_push", "--role", "decode", "--port", str(port),
+        sys.executable, "-m", "benchmarks.gpu.push", "--role", "decode", "--port", str(port),
         "--tokens", str(options.tokens), "--layers", str(options.layers), "--device", options.device,
     ]  # fmt: skip
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ) as process:
