@@ -70,6 +70,25 @@ def test_a_stopped_copier_is_told_of_and_shut_out(make_side, make_target, monkey
     assert side.engine.unregister_memory(side.base) == 0
 
 
+WRITING_ONCE = """
+memory[:] = 1
+result = engine.batch_transfer_sync_write(session, [base], [where], [size])
+"""
+
+
+def test_what_is_under_way_is_over_once_it_has_settled(transport, make_side, make_target):
+    """The memory stays registered; what is written to other parts of it goes on."""
+    side, writer = make_side(LONG), make_target(LONG)
+    writer.send(WRITING_ONCE, session=side.session, where=side.base, size=LONG)
+    wait_until(lambda: side.memory[0] == 1)
+    took = timed(side.engine._engine.regions.settle, [(side.base, side.base + LONG)])[1]
+    before = state(side)
+    assert took < 5
+    writer.receive()  # its code: -1 if its stream was cut
+    assert state(side) == before
+    assert writer("result = engine.transfer_sync_write(session, base, where, 5)") == 0
+
+
 def test_only_what_was_unregistered_is_lost(transport, make_side, make_target):
     side, target = make_side(), make_target()
     write, base = side.engine.transfer_sync_write, target.base

@@ -171,6 +171,7 @@ class Planner:
             self._plan.finished.append(request_id)
             self._held.add(request_id)
             return True
+        self._plan.begun.pop(request_id, None)
         transfer = state.transfer if state is not None else params.get("transfer_id")
         if params.get("do_remote_decode") and isinstance(transfer, str) and self._hands:
             self._plan.dropped[transfer] = f"prefill ended it as {request.status.name.lower()}"
