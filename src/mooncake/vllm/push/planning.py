@@ -101,7 +101,8 @@ class Planner:
     def _begin_handing(self, request: Any, params: dict[str, Any]) -> None:
         transfer = params.get("transfer_id")
         if not self._hands or not isinstance(transfer, str) or not transfer:
-            if params.pop("do_remote_decode") and (transfer or not self._hands):
+            params["do_remote_decode"] = False  # said once
+            if transfer or not self._hands:  # a proxy that hands over through a pool names no transfer
                 logger.warning(
                     "Request %s shall be handed to decode, but %s; it is not",
                     request.request_id,
