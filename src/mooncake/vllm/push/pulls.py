@@ -126,11 +126,7 @@ class Pulls:
         """(empty, or why not all blocks came; how many of the first did then).  Nothing is written to them any more.
         Raises UnknownEngineError."""
         workers = await self._directory.find(pull.registry, pull.engine)
-        blocks = np.array(pull.blocks, np.int64).tobytes()
-        wanted = sources(self._ranks.tensor, self._ranks.tensor_size, workers.tensor_size, self._heads)
-        links = self._links_to(pull.engine, workers, list(wanted))
-        asked = [self._ask(link, pull, blocks) for link in links]
-        self._tell_idle(pull, workers)
+        asked = self._ask_all(pull, workers)
         reason = await self._first_failure([each.outcome for each in asked], stop)
         if not reason:
             return "", 0
@@ -166,19 +162,21 @@ class Pulls:
         """Tell prefill that nothing of a prompt is wanted."""
         try:
             workers = await self._directory.find(pull.registry, pull.engine)
-            wanted = sources(self._ranks.tensor, self._ranks.tensor_size, workers.tensor_size, self._heads)
-            links = self._links_to(pull.engine, workers, list(wanted))
-            asked = [self._ask(link, pull, b"") for link in links]
-            self._tell_idle(pull, workers)
+            asked = self._ask_all(pull, workers)
             await asyncio.wait([each.outcome for each in asked], timeout=_RELEASE_LIMIT)
         except UnknownEngineError as error:
             logger.debug("Transfer %s need not be let go: %s", pull.transfer, error)
 
-    def _tell_idle(self, pull: Pull, workers: Workers) -> None:
-        """Ranks of prefill that send to nobody wait for a word as well."""
-        idle = idle_sources(self._ranks.tensor, self._ranks.tensor_size, workers.tensor_size, self._heads)
-        for link in self._links_to(pull.engine, workers, idle):
+    def _ask_all(self, pull: Pull, workers: Workers) -> list[_Asked]:
+        """Ask the ranks of prefill that send to this one; those that send to nobody are told so.  Raises
+        UnknownEngineError before anything was asked."""
+        place = self._ranks.tensor, self._ranks.tensor_size, workers.tensor_size, self._heads
+        wanted = self._links_to(pull.engine, workers, list(sources(*place)))
+        idle = self._links_to(pull.engine, workers, idle_sources(*place))
+        for link in idle:
             self._ask(link, pull, b"")
+        blocks = np.array(pull.blocks, np.int64).tobytes()
+        return [self._ask(link, pull, blocks) for link in wanted]
 
     def _ask(self, link: Link, pull: Pull, blocks: bytes) -> _Asked:
         number = next(self._numbers)
