@@ -5,7 +5,7 @@ that depends on all tokens up to it, and the numbers of all positions before are
 or overwritten block goes unseen.  The next token depends on the number, so answers are checked as well.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from vllm.config import KVEventsConfig, KVTransferConfig, set_current_vllm_config
@@ -46,17 +46,19 @@ def answer(prompt: list[int], count: int) -> list[int]:
 
 
 class Engine:
+    connector = "MooncakeStoreConnector"
+    settings: ClassVar[dict[str, Any]] = {"decline_slow_loads": False}  # a step here takes no time
+
     def __init__(
         self, model: str, num_blocks: int, role: str = "kv_both", kind: str = "full", *, events: bool = False,
         **extra: Any,
     ) -> None:  # fmt: skip
-        """`kind`: of `kinds.KINDS`.  `extra`: the connector's settings.  Loads are not declined unless they say so: a
-        step here takes no time."""
+        """`kind`: of `kinds.KINDS`.  `extra`: the connector's settings, besides `settings`."""
         transfer = KVTransferConfig(
-            kv_connector="MooncakeStoreConnector",
+            kv_connector=self.connector,
             kv_connector_module_path="mooncake.vllm",
             kv_role=role,
-            kv_connector_extra_config={"decline_slow_loads": False, **extra},
+            kv_connector_extra_config={**self.settings, **extra},
         )
         self.cache = Model(kind, num_blocks)
         config = EngineArgs(
@@ -79,17 +81,8 @@ class Engine:
             config, self.cache.config, StructuredOutputManager(config), block_size, hash_block_size=hash_size,
             log_stats=True,
         )  # fmt: skip
-        self.half._groups.lag = self.cache.lag
-        if kind == "untold":
-            self.half.bind(self.scheduler.kv_cache_manager.block_pool)
         self.restarts = 0
-        release = self.half._allocations.release
-
-        def counted(*arguments: Any) -> None:
-            self.restarts += 1
-            release(*arguments)
-
-        self.half._allocations.release = counted
+        self._adjust(kind)
         self.requests: dict[str, tuple[list[int], int]] = {}  # id → (prompt, tokens to answer)
         self.answers: dict[str, list[int]] = {}  # finished ones
         self.external = 0  # tokens loaded, as vLLM counts them
@@ -97,10 +90,25 @@ class Engine:
         self.stats: list[dict[str, list[dict[str, Any]]]] = []  # of both halves, as vLLM's API server gets them
         self._finished: set[str] = set()
 
+    def _adjust(self, kind: str) -> None:
+        """What of the connector follows the kind of model, and is counted."""
+        self.half._groups.lag = self.cache.lag
+        if kind == "untold":
+            self.half.bind(self.scheduler.kv_cache_manager.block_pool)
+        release = self.half._allocations.release
+
+        def counted(*arguments: Any) -> None:
+            self.restarts += 1
+            release(*arguments)
+
+        self.half._allocations.release = counted
+
     # -- requests
 
-    def add(self, name: str, prompt: list[int], count: int) -> None:
+    def add(self, name: str, prompt: list[int], count: int, params: dict[str, Any] | None = None) -> None:
+        """`params`: its kv_transfer_params."""
         sampling = SamplingParams(max_tokens=count, ignore_eos=True, temperature=0)
+        sampling.extra_args = {"kv_transfer_params": params} if params else None
         self.scheduler.add_request(Request(name, prompt, sampling, None, block_hasher=self._hasher))
         self.requests[name] = prompt, count
 
@@ -129,11 +137,13 @@ class Engine:
         worker.bind_connector_metadata(output.kv_connector_metadata)
         if loads_first:
             worker.start_load_kv(None)
-        sampled = {name: self._forward(name, count) for name, count in output.num_scheduled_tokens.items()}
+        sampled = self._forward(output.num_scheduled_tokens)
         if not loads_first:
             worker.start_load_kv(None)
         worker.wait_for_save()
-        _, connector_output.finished_recving = worker.get_finished(output.finished_req_ids)
+        connector_output.finished_sending, connector_output.finished_recving = worker.get_finished(
+            output.finished_req_ids
+        )
         connector_output.invalid_block_ids = worker.get_block_ids_with_load_errors()
         connector_output.kv_connector_stats = worker.get_kv_connector_stats()
         connector_output.kv_connector_worker_meta = worker.build_connector_worker_meta()
@@ -156,14 +166,24 @@ class Engine:
             for one in each.outputs:
                 self._take(one)
 
-    def _forward(self, name: str, count: int) -> list[int]:
-        """Write the positions that are scheduled, check those before; the next token if all are there now."""
+    def _forward(self, scheduled: dict[str, int]) -> dict[str, list[int]]:
+        """Write the positions that are scheduled, check those before; for each request the next token if all are there
+        now."""
+        sampled = {}
+        for name, count in scheduled.items():
+            expected, done = self._part(name, count)
+            self.cache.forward(self.scheduler.kv_cache_manager.get_block_ids(name), expected, done, name)
+            sampled[name] = self._sample(name, expected)
+        return sampled
+
+    def _part(self, name: str, count: int) -> tuple[np.ndarray, int]:
+        """(the numbers of all positions up to the end of this step, how many were there before)."""
         request = self.scheduler.requests[name]
         done = request.num_computed_tokens - count  # vLLM has counted this step's already
-        tokens = list(request.all_token_ids[: done + count])
-        expected = numbers(tokens)
-        self.cache.forward(self.scheduler.kv_cache_manager.get_block_ids(name), expected, done, name)
-        return [int(expected[-1]) % 1000 + 5] if done + count >= request.num_tokens else []
+        return numbers(list(request.all_token_ids[: done + count])), done
+
+    def _sample(self, name: str, expected: np.ndarray) -> list[int]:
+        return [int(expected[-1]) % 1000 + 5] if len(expected) >= self.scheduler.requests[name].num_tokens else []
 
     def _take(self, output: Any) -> None:
         self.answers.setdefault(output.request_id, []).extend(output.new_token_ids)

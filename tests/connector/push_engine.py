@@ -29,6 +29,20 @@ class PushEngine(Engine):
     connector = "MooncakeConnector"
     settings: ClassVar[dict] = {}
 
+    def _adjust(self, kind: str) -> None:
+        pass
+
+    def _forward(self, scheduled: dict[str, int]) -> dict[str, list[int]]:
+        """Layer by layer, with the hook behind each."""
+        (group,) = self.cache.groups
+        parts = {name: self._part(name, count) for name, count in scheduled.items()}
+        tables = {name: self.scheduler.kv_cache_manager.get_block_ids(name)[0] for name in scheduled}
+        for layer, cache in self.cache.caches.items():
+            for name, (expected, done) in parts.items():
+                group.forward([cache], tables[name], expected, done, name)
+            self.worker.save_kv_layer(layer, cache, None)
+        return {name: self._sample(name, expected) for name, (expected, _) in parts.items()}
+
     def _take(self, output) -> None:
         super()._take(output)
         if output.finish_reason is not None and output.request_id not in self.requests:

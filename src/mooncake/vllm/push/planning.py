@@ -52,7 +52,7 @@ class Planner:
         self._block_size = block_size
         self._hands, self._pulls = hands, pulls
         self._plan = PushPlan()  # of the step that is being scheduled
-        self._tables = BlockTables()
+        self._tables = BlockTables(1)
         self._handing: dict[str, _Handing] = {}
         self._held: set[str] = set()  # finished requests whose blocks are kept for decode
         self._pulling: dict[str, tuple[Any, int]] = {}  # (request, tokens that it had before)
@@ -136,7 +136,7 @@ class Planner:
         full = state.blocks if done else min(computed // self._block_size, state.blocks)
         if full == state.full:
             return
-        new = self._tables.get(request.request_id)[state.known : state.blocks]
+        new = self._tables.get(request.request_id)[0][state.known : state.blocks]
         state.known += len(new)
         state.full = full
         shares.append(Share(request.request_id, new, full))
