@@ -33,6 +33,14 @@ def test_python_examples(up, name):
         subprocess.run([sys.executable, "-c", program], timeout=30, check=True)
 
 
+def test_store_examples(up):
+    """Those of docs/store.md are one program."""
+    program = "\n".join(re.findall(r"```python\n(.*?)```", (ROOT / "docs/store.md").read_text(), re.DOTALL))
+    assert ADDRESS in program
+    program = program.replace(ADDRESS, f"127.0.0.1:{up().port}")
+    subprocess.run([sys.executable, "-c", program], timeout=60, check=True)
+
+
 def test_engine_example():
     (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/engine.md").read_text(), re.DOTALL)
     subprocess.run([sys.executable, "-c", example], timeout=30, check=True)

@@ -86,8 +86,12 @@ def test_put_parts(store):
     assert store.put_parts("none") == 0
     assert store.put_parts("empty", b"", b"") == 0
     assert store.is_exist("none") == store.is_exist("empty") == 0
+    for bad, error in (("text", TypeError), (3, TypeError), (np.zeros((2, 2), np.uint8), RuntimeError)):
+        with pytest.raises(error):
+            store.put_parts("k2", bad)
     with pytest.raises(RuntimeError):
-        store.put_parts("k2", "text")
+        store.put_parts("k2", np.zeros(4, np.float32))
+    assert store.is_exist("k2") == 0
 
 
 def test_get_buffer(store):
@@ -225,5 +229,5 @@ def test_no_local_buffer(make_store):
 
 
 def test_later_families_are_absent(store):
-    for name in ("upsert", "batch_put_session_start", "put_tensor", "create_copy_task", "setup_dummy", "mount_segment"):
+    for name in ("put_tensor", "create_copy_task", "setup_dummy", "mount_segment"):
         assert not hasattr(store, name)

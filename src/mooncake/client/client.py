@@ -10,6 +10,7 @@ from mooncake.client.leases import LeaseReturns
 from mooncake.client.put import PutPipeline
 from mooncake.client.registered import RegisteredMemory
 from mooncake.client.session import Session
+from mooncake.client.sessions import GetSessions, PutSessions
 from mooncake.errors import StoreError
 from mooncake.rpc.messages import Codes, Ping
 from mooncake.transfer.pieces import Pieces
@@ -47,6 +48,8 @@ class StoreClient:
         self.puts = PutPipeline(self.rpc, self.attachments, session.client_id)
         self._returns = LeaseReturns(self.rpc)
         self.gets = GetPipeline(self.rpc, self.attachments, self._returns)
+        self.put_sessions = PutSessions(self.puts)
+        self.get_sessions = GetSessions(self.gets)
         if session.server is not None:
             serving, memory = session.server.wait()
             self.attachments.add_own(serving.info, ShmTransport(memory, serving.writer, None))

@@ -9,7 +9,7 @@ import numpy as np
 from mooncake.client.attachments import Attachments
 from mooncake.errors import ErrorCode, StoreError, TransferError, UnsoundError
 from mooncake.rpc.client import Client
-from mooncake.rpc.messages import Body, Codes, Grant, Part, PutEnd, PutOptions, PutStart, PutStarted, WriteRecord
+from mooncake.rpc.messages import Body, Codes, Grant, Kept, Part, PutEnd, PutOptions, PutStart, PutStarted, WriteRecord
 from mooncake.transfer.pieces import Pieces, pieces_of
 from mooncake.transfer.steps import finish
 
@@ -88,6 +88,40 @@ class PutPipeline:
         self._finish(granted, bad, codes)
         return codes
 
+    # -- in several calls (see client.sessions)
+
+    def start(self, keys: list[str], sizes: list[int], options: PutOptions | None) -> PutStarted:
+        """Ask for room.  Raises StoreError."""
+        return self._rpc.call(PutStart(keys, sizes, options), PutStarted)
+
+    def complete(
+        self,
+        keys: list[str],
+        sizes: list[int],
+        grants: list[Grant],
+        term: int,
+        pieces_of: PiecesOf,
+        options: PutOptions | None,
+    ) -> list[int]:
+        """Write what room was granted for, from memory that is known to be mapped; a code a key."""
+        granted, codes = dict(enumerate(grants)), [0] * len(keys)
+        try:
+            bad = finish(self._write(keys, sizes, granted, term, pieces_of, options, lambda _: True))
+        except BaseException:
+            self._finish(granted, _all_bad(granted, int(ErrorCode.INTERNAL_ERROR)), codes)
+            raise
+        self._finish(granted, bad, codes)
+        return codes
+
+    def give_up(self, seqs: list[int]) -> list[int]:
+        """Nothing will be written into this room; a code each."""
+        try:
+            return self._rpc.call(PutEnd([], seqs), Codes).codes
+        except StoreError as error:
+            return [int(error.code)] * len(seqs)
+
+    # -- inside
+
     def _are_mapped(self, granted: dict[int, Grant]) -> bool:
         """Whether all went into memory that is mapped here: only then is it known to be final."""
         segments = {part.segment for grant in granted.values() for parts in grant.replicas for part in parts}
@@ -117,7 +151,7 @@ class PutPipeline:
             )
         else:
             attachment, transport = mapped
-            body = self._body(key, size, [part.extents[0], size], 0, 0, 1, options or _PLAIN, 0)
+            body = self._body(key, size, [part.extents[0], size], 0, 0, 1, options or _PLAIN, 0, grant.kept)
             try:
                 code = transport.put_one(started.term, WriteRecord(part.slots, grant.seq, body), address, trusted)
             except TransferError as error:
@@ -144,7 +178,12 @@ class PutPipeline:
         parts: int,
         options: PutOptions,
         index: int,
+        kept: Kept | None,
     ) -> Body:
+        soft_pin_ms = options.soft_pin_ttl_ms
+        soft_pinned = options.soft_pin_action == 1
+        if kept is not None and kept.soft_pin_ms and not soft_pinned:
+            soft_pinned, soft_pin_ms = True, kept.soft_pin_ms
         return Body(
             key,
             size,
@@ -152,10 +191,10 @@ class PutPipeline:
             replica,
             part,
             parts,
-            options.groups[index] if options.groups else "",
-            options.hard_pin,
-            time.time() if options.soft_pin_action == 1 else 0.0,
-            options.soft_pin_ttl_ms if options.soft_pin_action == 1 else None,
+            options.groups[index] if options.groups else kept.group if kept is not None else "",
+            options.hard_pin or (kept is not None and kept.hard_pin),
+            time.time() if soft_pinned else 0.0,
+            soft_pin_ms if soft_pinned else None,
             options.data_type,
             self._client_id,
         )
@@ -184,7 +223,7 @@ class PutPipeline:
                     share = shares.get(part.segment)
                     if share is None:
                         share = shares[part.segment] = _Share()
-                    body = self._body(keys[i], size, extents, replica, number, len(parts), options, i)
+                    body = self._body(keys[i], size, extents, replica, number, len(parts), options, i, grant.kept)
                     share.add(WriteRecord(part.slots, grant.seq, body), i, replica, start, length)
                     share.whole = share.whole and length == size
                     start += length

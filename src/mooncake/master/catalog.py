@@ -46,6 +46,7 @@ class Catalog:
         self._fresh = Fresh(policy(), ttl)
         self._soft = policy()  # soft-pinned units: a second pass, if at all
         self._pins: list[tuple[float, int, Object]] = []  # ends of soft pins
+        self._pinned_until: dict[str, float] = {}  # those of values that are there, by key
         self._order = count()
         self._purging = 0
         self._ttl = ttl
@@ -61,6 +62,7 @@ class Catalog:
             obj.flags |= SOFT_PIN
             self.soft_pinned += 1
             heapq.heappush(self._pins, (soft_until, next(self._order), obj))
+            self._pinned_until[obj.key] = soft_until
             if obj.group is not None:
                 self._take_out(obj.group)
                 obj.group.flags |= SOFT_PIN
@@ -111,6 +113,7 @@ class Catalog:
             self.close_group(group)
         if obj.flags & SOFT_PIN:
             self.soft_pinned -= 1
+            self._pinned_until.pop(obj.key, None)
         obj.flags |= GONE
         obj.lease = 0.0
         for part in parts(obj):
@@ -210,10 +213,15 @@ class Catalog:
             self._take_out(unit)
             obj.flags &= ~SOFT_PIN
             self.soft_pinned -= 1
+            self._pinned_until.pop(obj.key, None)
             if obj.group is not None and obj.group.soft_until <= now:
                 obj.group.flags &= ~SOFT_PIN
             if held:
                 self.settle(unit, now)
+
+    def pinned_until(self, obj: Object) -> float:
+        """The end of its soft pin; 0 without one."""
+        return self._pinned_until.get(obj.key, 0.0) if obj.flags & SOFT_PIN else 0.0
 
     # -- eviction
 

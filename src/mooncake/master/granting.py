@@ -21,7 +21,7 @@ from mooncake.master.objects import HARD_PIN, MOST_FLAT_SLOTS, Object, Replica, 
 from mooncake.master.placement import Item, order, place_batch, place_one
 from mooncake.master.pool import Pool
 from mooncake.master.puts import Put, Puts
-from mooncake.rpc.messages import Grant, Part, PutOptions
+from mooncake.rpc.messages import Grant, Kept, Part, PutOptions
 from mooncake.transfer.table import slots_needed
 
 SEQ_BITS = 19  # sequence numbers start at term << SEQ_BITS: higher than any earlier master's, yet below 2**60
@@ -70,6 +70,10 @@ class Wish:
     @property
     def settled(self) -> bool:
         return not self.lacking
+
+    @property
+    def overwrites(self) -> bool:
+        return self.options is not None and self.options.upsert
 
     def refuse(self, code: ErrorCode) -> None:
         """Answer all keys that have no answer yet."""
@@ -225,7 +229,7 @@ class Granting:
     def _refuse_taken(self, wish: Wish, now: float) -> None:
         """Answer the keys that cannot be put whatever room there is."""
         keys, sizes, by_key = wish.keys, wish.sizes, self._puts.by_key
-        capacity = self._pool.capacity
+        capacity, overwrites = self._pool.capacity, wish.overwrites
         lacking = []
         seen: set[str] = set()
         for i in wish.lacking:
@@ -233,8 +237,13 @@ class Granting:
             if not key or sizes[i] <= 0:
                 wish.answers[i] = int(ErrorCode.INVALID_PARAMS)
                 continue
-            if key in seen or self._catalog.objects.get(key) is not None or self._is_open(by_key.get(key), now):
+            if key in seen or (
+                not overwrites and (self._catalog.objects.get(key) is not None or self._is_open(by_key.get(key), now))
+            ):
                 wish.answers[i] = int(ErrorCode.OBJECT_ALREADY_EXISTS)
+                continue
+            if overwrites and (refusal := self._pre_empt(wish, i, now)):
+                wish.answers[i] = int(refusal)
                 continue
             seen.add(key)
             if sizes[i] > capacity:  # nothing is evicted for what can never be granted
@@ -254,25 +263,57 @@ class Granting:
         self.revoke(put, now)
         return False
 
+    def _pre_empt(self, wish: Wish, i: int, now: float) -> ErrorCode:
+        """An upsert comes before a put of its key that is not finished; OK, or why there may be no upsert."""
+        key = wish.keys[i]
+        existing = self._catalog.objects.get(key)
+        if existing is not None and wish.groups:
+            group = "" if existing.group is None else existing.group.name
+            if wish.groups[i] != group:
+                return ErrorCode.INVALID_PARAMS
+        put = self._puts.by_key.get(key)
+        if put is not None:
+            self.revoke(put, now)
+        return ErrorCode.OK
+
+    def _kept(self, wish: Wish, i: int, now: float) -> Kept | None:
+        """What an upsert leaves as it is."""
+        existing = self._catalog.objects.get(wish.keys[i]) if wish.overwrites else None
+        if existing is None or wish.options is None:
+            return None
+        pinned_s = 0.0 if wish.options.soft_pin_action else self._catalog.pinned_until(existing) - now
+        group = "" if existing.group is None else existing.group.name
+        hard = wish.options.hard_pin or bool(existing.flags & HARD_PIN)
+        return Kept(group, hard, max(0, int(pinned_s * 1000)))
+
+    def _group_of(self, wish: Wish, i: int) -> str:
+        if wish.groups:
+            return wish.groups[i]
+        existing = self._catalog.objects.get(wish.keys[i]) if wish.overwrites else None
+        return "" if existing is None or existing.group is None else existing.group.name
+
     def _copies(self, wish: Wish) -> int:
         wanted = 1 if wish.options is None else wish.options.replica_num
         return max(1, min(wanted, len(self._pool.placeable)))
 
     def _item(self, wish: Wish, i: int) -> Item:
-        return Item(wish.keys[i], wish.sizes[i], wish.groups[i] if wish.groups else "", wish.client.name)
+        return Item(wish.keys[i], wish.sizes[i], self._group_of(wish, i), wish.client.name)
 
     def _open(self, wish: Wish, i: int, replicas: tuple[Replica, ...], now: float) -> Grant:
         options = wish.options
         seq = self.last_seq = next(self._seqs)
         obj = Object(key=wish.keys[i], size=self._shared(wish.sizes[i]), seq=seq)
         lay(obj, replicas)
-        group = wish.groups[i] if wish.groups else ""
+        group, kept = self._group_of(wish, i), self._kept(wish, i, now)
         soft_pin_s = 0.0
         if options is not None:
             if options.hard_pin:
                 obj.flags = HARD_PIN
             if options.soft_pin_action == _ENABLE:
                 soft_pin_s = self.soft_pin_s(options.soft_pin_ttl_ms)
+            if kept is not None:
+                obj.flags |= HARD_PIN if kept.hard_pin else 0
+                soft_pin_s = soft_pin_s or kept.soft_pin_ms / 1000
             if len(replicas) < options.replica_num:
                 self._counters["master_put_start_partial_allocations_total"] += 1
         self._puts.add(Put(obj, wish.client, group, now, soft_pin_s))
@@ -286,6 +327,7 @@ class Granting:
                 [Part(part.segment.number, list(part.slots), list(part.extents)) for part in replica]
                 for replica in replicas
             ],
+            kept,
         )
 
     def soft_pin_s(self, ttl_ms: int | None) -> float:
@@ -329,7 +371,20 @@ class Granting:
         if free >= need:  # there were bytes but no slots, or not on enough segments
             free = 0
         lack = need - free - coming
-        return 0 < self._evict(lack, now, EVICT_AT_ONCE, breaking=True) < lack
+        freed = self._evict(lack, now, EVICT_AT_ONCE, breaking=True)
+        if not freed and wish.overwrites:  # nothing else may go: the values that it replaces go first
+            freed = self._drop_overwritten(wish, now)
+        return 0 < freed < lack
+
+    def _drop_overwritten(self, wish: Wish, now: float) -> int:
+        """Forget the values that `wish` replaces; how many bytes will come free."""
+        freed = 0
+        for i in wish.lacking:
+            existing = self._catalog.objects.get(wish.keys[i])
+            if existing is not None:
+                freed += sum(part.taken for part in parts(existing))
+                self._catalog.forget(existing, now)
+        return freed
 
     def _evict(self, room: int, now: float, limit: int, *, breaking: bool) -> int:
         if room <= 0:

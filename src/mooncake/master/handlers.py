@@ -42,9 +42,13 @@ _PATIENT = frozenset(
 def must_wait_for(session: Session, kind: int, request: Message) -> list[Put]:
     """The eager puts that must end before `request`: their callers may have been told already that they have."""
     directory = session.service.directory
-    if kind not in _PATIENT or not directory.puts.eager:
+    if not directory.puts.eager or not (kind in _PATIENT or _overwrites(request)):
         return []
     return directory.puts.eager_met(getattr(request, "keys", None), directory.clock())
+
+
+def _overwrites(request: Message) -> bool:
+    return isinstance(request, m.PutStart) and request.options is not None and request.options.upsert
 
 
 async def when_ended(session: Session, kind: int, request: Message, met: list[Put]) -> Message | None:

@@ -171,6 +171,7 @@ class PutOptions(Message):
     soft_pin_ttl_ms: int | None = None
     groups: list[str] = []
     data_type: int = 0
+    upsert: bool = False  # replace the value that is there
 
     def of(self, part: slice) -> PutOptions:
         """Those of some of the keys."""
@@ -195,11 +196,20 @@ class Part(Message):
     extents: list[int]  # offset, length, offset, length, ...
 
 
+class Kept(Message):
+    """What a value takes over from the one that it replaces; `soft_pin_ms` 0: no soft pin."""
+
+    group: str
+    hard_pin: bool
+    soft_pin_ms: int
+
+
 class Grant(Message):
-    """Room for one key: `replicas` is a list of replicas, each a list of parts in order."""
+    """Room for one key: `replicas` is a list of replicas, each a list of parts in order.  `kept`: of an upsert."""
 
     seq: int
     replicas: list[list[Part]]
+    kept: Kept | None = None
 
 
 class PutStarted(Message):

@@ -55,14 +55,17 @@ class Puts(Member):
         return -self._put_many([key], [[p for p, _ in pieces]], [[n for _, n in pieces]], config)[0]
 
     def put_parts(self, key: str, *parts: Any, config: ReplicateConfig | None = None) -> int:
-        """Store the concatenation of 1-D bytes-like parts.  No bytes at all: 0, and nothing is stored."""
-        sources = []
+        """Store the concatenation of 1-D bytes-like parts.  No bytes at all: 0, and nothing is stored.
+
+        Raises TypeError for a part without a buffer, RuntimeError for one that is not a row of bytes.
+        """
         for part in parts:
-            try:
-                sources.append(source_of(part))
-            except TypeError as error:
-                raise RuntimeError(f"a part is not one-dimensional bytes-like: {error}") from None
-        sources = [source for source in sources if source[1]]
+            view = memoryview(part)
+            if view.ndim != 1 or view.itemsize != 1:
+                raise RuntimeError(
+                    f"parts must be one-dimensional and bytes-like; this one is {view.format}{view.shape}"
+                )
+        sources = [source for source in map(source_of, parts) if source[1]]
         total = sum(size for _, size, _ in sources)
         if not total and self._client is not None:
             return 0
