@@ -19,7 +19,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--host", default="0.0.0.0", help="name or address that other hosts reach this one by (default %(default)s)")
-    add("--port", type=whole, default=50052, help="part of the segment's name (default %(default)s)")
+    add("--port", type=whole, default=50052, help="where setup_dummy finds this process; part of the segment's name")
     add(
         "--metadata_server",
         default="P2PHANDSHAKE",
@@ -62,7 +62,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _serve(options: argparse.Namespace) -> int:
     from mooncake.client.session import ClientConfig
-    from mooncake.rpc.messages import Serve
+    from mooncake.rpc.messages import Introduction, Serve
+    from mooncake.segment.desk import open_desk
     from mooncake.segment.server import SegmentServer
     from mooncake.transfer.host import host_id
     from mooncake.transfer.listening import listen_address
@@ -108,6 +109,11 @@ def _serve(options: argparse.Namespace) -> int:
         server.info.size,
         config.master,
         server.info.tcp,
+    )
+    open_desk(
+        listen_address(options.host),
+        options.port,
+        Introduction(config.master, config.metadata_server, config.protocol, host),
     )
     if options.enable_http_server:
         from mooncake.client.http import ClientHttpServer

@@ -54,6 +54,7 @@ class ClientConfig:
     bind_address: str = field(default_factory=lambda: os.environ.get("MC_TCP_BIND_ADDRESS", ""))
     socket_dir: str = field(default_factory=lambda: os.environ.get("MC_SHM_SOCKET_DIR", ""))
     shares_engine: bool = False  # a transfer engine of ours has the same name
+    is_dummy: bool = False  # set up against a `mooncake_client`
 
     @property
     def metadata(self) -> str:

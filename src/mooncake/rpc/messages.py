@@ -10,6 +10,7 @@ by a random 63-bit integer that its server chose, valid under every master.  A *
     segment → master     Hello, Mount, Announce, Heartbeat, Unmount, Killed
     master → segment     Kill
     client → segment     Attach (unix socket, answered with descriptors), Read, Write (tcp)
+    store → mooncake_client  Introduce
     engine → engine      Hello, Ping, EngineOpen, EngineRead, EngineWrite, EngineNotify, EngineExports
 
 Life of a put: PutStart → the writer writes each part's table record as WRITING, checks that the segment's term is
@@ -428,6 +429,22 @@ class Write(Message):
     records: list[WriteRecord]
 
 
+# ---------------------------------------------------------------- store → `mooncake_client` of its host
+
+
+class Introduce(Message):
+    """Which pool do you belong to?"""
+
+
+class Introduction(Message):
+    """What a store needs to join it; `host`: the name that the answering process is reached by."""
+
+    master: str
+    metadata: str
+    protocol: str
+    host: str
+
+
 KINDS: dict[type[Message], int] = {
     message: number  # type: ignore[misc]  # mypy sees only the metaclass of the tuple's items
     for number, message in enumerate(
@@ -440,6 +457,7 @@ KINDS: dict[type[Message], int] = {
             Attach, Attached, Read, Write, Serve, Serving, Stop,
             EngineOpen, EngineOpened, EngineRead, EngineWrite, EngineNotify, EngineExports, EngineExported,
             Prefix, PrefixReply,
+            Introduce, Introduction,
         ),
         start=1,
     )
@@ -450,7 +468,7 @@ REPLY_OF: dict[type[Message], type[Message]] = {
     SegmentQuery: SegmentList, Mount: Mounted, Announce: Codes, Heartbeat: Codes, Unmount: Codes,
     Attach: Attached, Read: Codes, Write: Codes, Serve: Serving, Stop: Codes,
     EngineOpen: EngineOpened, EngineRead: Codes, EngineWrite: Codes, EngineNotify: Codes,
-    EngineExports: EngineExported,
+    EngineExports: EngineExported, Introduce: Introduction,
 }  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

@@ -4,7 +4,13 @@ from mooncake.installed_once import refuse_if_cpp_installed
 
 refuse_if_cpp_installed()
 
+from mooncake.store.buffer_pool import BufferLease, BufferPool  # noqa: E402
 from mooncake.store.buffers import BufferHandle  # noqa: E402
+from mooncake.store.host_memory import (  # noqa: E402
+    MooncakeHostMemAllocator,
+    get_alloc_func_addr,
+    get_free_func_addr,
+)
 from mooncake.store.numa import bind_to_numa_node  # noqa: E402
 from mooncake.store.store import MooncakeDistributedStore  # noqa: E402
 from mooncake.store.types import (  # noqa: E402
@@ -20,17 +26,28 @@ from mooncake.store.types import (  # noqa: E402
     TaskType,
 )
 
+RegisteredBufferPool = BufferPool
+RegisteredBufferLease = BufferLease
+BufferLeaseView = RegisteredBufferLeaseView = memoryview  # what BufferLease.buffer is
+
 # The C++ module also puts enum members on itself; where two enums share a name, the later one wins there.
 for _enum in (ReplicaStatus, TaskType, TaskStatus, ObjectDataType):
     globals().update(_enum.__members__)
 
 __all__ = [
     "BufferHandle",
+    "BufferLease",
+    "BufferLeaseView",
+    "BufferPool",
     "Descriptor",
     "DiskDescriptor",
     "MemoryDescriptor",
     "MooncakeDistributedStore",
+    "MooncakeHostMemAllocator",
     "ObjectDataType",
+    "RegisteredBufferLease",
+    "RegisteredBufferLeaseView",
+    "RegisteredBufferPool",
     "ReplicaDescriptor",
     "ReplicaStatus",
     "ReplicateConfig",
@@ -38,4 +55,6 @@ __all__ = [
     "TaskStatus",
     "TaskType",
     "bind_to_numa_node",
+    "get_alloc_func_addr",
+    "get_free_func_addr",
 ]
