@@ -135,11 +135,13 @@ def _try_get(urlopen, url: str) -> str | None:
 class Worker:
     """A Python process that runs the code it is sent; variables live on between calls."""
 
-    def __init__(self, prefix: list[str] | None = None, env: dict[str, str] | None = None):
+    def __init__(
+        self, prefix: list[str] | None = None, env: dict[str, str] | None = None, python: str = sys.executable
+    ):
         theirs_in, ours_out = os.pipe()
         ours_in, theirs_out = os.pipe()
         self.process = subprocess.Popen(
-            [*(prefix or []), sys.executable, "-c", _WORKER, str(theirs_in), str(theirs_out)],
+            [*(prefix or []), python, "-c", _WORKER, str(theirs_in), str(theirs_out)],
             pass_fds=(theirs_in, theirs_out),
             stdin=subprocess.DEVNULL,
             env={**os.environ, **(env or {})},

@@ -229,5 +229,5 @@ def test_no_local_buffer(make_store):
 
 
 def test_later_families_are_absent(store):
-    for name in ("put_tensor", "create_copy_task", "mount_segment"):
+    for name in ("create_copy_task", "mount_segment"):
         assert not hasattr(store, name)

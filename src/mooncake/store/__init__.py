@@ -13,6 +13,12 @@ from mooncake.store.host_memory import (  # noqa: E402
 )
 from mooncake.store.numa import bind_to_numa_node  # noqa: E402
 from mooncake.store.store import MooncakeDistributedStore  # noqa: E402
+from mooncake.store.tensors.layout import ParallelAxis, ReadTarget, TensorParallelism  # noqa: E402
+from mooncake.store.tensors.serialized import (  # noqa: E402
+    _deserialize_tensor,
+    _serialize_tensor,
+    _tensor_metadata_size,
+)
 from mooncake.store.types import (  # noqa: E402
     Descriptor,
     DiskDescriptor,
@@ -45,6 +51,8 @@ __all__ = [
     "MooncakeDistributedStore",
     "MooncakeHostMemAllocator",
     "ObjectDataType",
+    "ParallelAxis",
+    "ReadTarget",
     "RegisteredBufferLease",
     "RegisteredBufferLeaseView",
     "RegisteredBufferPool",
@@ -54,6 +62,10 @@ __all__ = [
     "SoftPinAction",
     "TaskStatus",
     "TaskType",
+    "TensorParallelism",
+    "_deserialize_tensor",
+    "_serialize_tensor",
+    "_tensor_metadata_size",
     "bind_to_numa_node",
     "get_alloc_func_addr",
     "get_free_func_addr",

@@ -7,11 +7,11 @@ done here but checking arguments and shaping results.
 
 from mooncake.store.blocks import Blocks
 from mooncake.store.dummy import Dummy
-from mooncake.store.gets import Gets
 from mooncake.store.queries import Queries
 from mooncake.store.sessions import Sessions
-from mooncake.store.upserts import Upserts
+from mooncake.store.tensors.parallel_gets import ParallelTensorGets
+from mooncake.store.tensors.parallel_puts import ParallelTensorPuts
 
 
-class MooncakeDistributedStore(Upserts, Gets, Sessions, Queries, Blocks, Dummy):
+class MooncakeDistributedStore(ParallelTensorPuts, ParallelTensorGets, Sessions, Queries, Blocks, Dummy):
     """A client of a pool of KV-cache memory.  `setup` first; `close` leaves the pool."""
