@@ -226,8 +226,3 @@ def test_no_local_buffer(make_store):
     room = array(bytes(10))
     assert store.get_into("k", room.ctypes.data, 10) == 10
     assert bytes(room) == b"0123456789"
-
-
-def test_later_families_are_absent(store):
-    for name in ("create_copy_task", "mount_segment"):
-        assert not hasattr(store, name)

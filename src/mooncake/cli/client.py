@@ -62,7 +62,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _serve(options: argparse.Namespace) -> int:
     from mooncake.client.session import ClientConfig
-    from mooncake.rpc.messages import Introduction, Serve
+    from mooncake.rpc.messages import Serve
+    from mooncake.rpc.task_messages import Introduction
     from mooncake.segment.desk import open_desk
     from mooncake.segment.server import SegmentServer
     from mooncake.transfer.host import host_id

@@ -137,6 +137,12 @@ def _master_config(settings: Settings) -> MasterConfig:
         put_start_discard_timeout_s=float(values["put_start_discard_timeout_sec"]),
         put_start_release_timeout_s=float(values["put_start_release_timeout_sec"]),
         allocation_strategy=str(values["allocation_strategy"]),
+        max_finished_tasks=int(values["max_total_finished_tasks"]),
+        max_pending_tasks=int(values["max_total_pending_tasks"]),
+        max_processing_tasks=int(values["max_total_processing_tasks"]),
+        pending_task_timeout_s=float(values["pending_task_timeout_sec"]),
+        processing_task_timeout_s=float(values["processing_task_timeout_sec"]),
+        max_task_retries=int(values["max_retry_attempts"]),
     )
 
 

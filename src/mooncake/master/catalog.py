@@ -15,7 +15,21 @@ from mooncake.master.counters import Counters
 from mooncake.master.eviction import EvictionPolicy, Fresh, Lru
 from mooncake.master.keymap import KeyMap
 from mooncake.master.leases import ProbeLeases, ReadLease, ReadLeases
-from mooncake.master.objects import FRESH, GONE, HARD_PIN, SOFT_PIN, Group, Object, Replica, Unit, lay, parts, replicas
+from mooncake.master.objects import (
+    FRESH,
+    GONE,
+    HARD_PIN,
+    REPLICATING,
+    SOFT_PIN,
+    Group,
+    Object,
+    Replica,
+    Unit,
+    is_leased,
+    lay,
+    parts,
+    replicas,
+)
 from mooncake.master.pool import Pool, Segment
 from mooncake.master.tombstones import Tombstones
 
@@ -139,6 +153,20 @@ class Catalog:
         lay(obj, tuple(kept))
         return True
 
+    def clear(self, keys: list[str], segment: str, client: str, now: float) -> list[str]:
+        """Drop the replicas in `segment` ("": all) of what `client` wrote and nobody has leased; of which keys."""
+        return [key for key in dict.fromkeys(keys) if self._clear(key, segment, client, now)]
+
+    def _clear(self, key: str, segment: str, client: str, now: float) -> bool:
+        obj = self.objects.get(key)
+        if obj is None or obj.client != client or obj.flags & REPLICATING or is_leased(obj, now):
+            return False
+        there = [any(part.segment.name == segment for part in replica) for replica in replicas(obj)]
+        if not segment or all(there):
+            self.forget(obj, now)
+            return True
+        return any(there) and self.lose_replicas(obj, lambda i, _: there[i], now)
+
     def purge(self, segment: Segment, clock: Callable[[], float]) -> Iterator[None]:
         """After `segment` was dropped from the pool: forget what was only there, in steps."""
         self._purging += 1
@@ -178,15 +206,25 @@ class Catalog:
     def end_reading(self, number: int, now: float) -> None:
         """A read lease was handed back or has run out."""
         for obj in self.reads.end(number):
-            obj.readers -= 1
-            if obj.group is not None:
-                obj.group.readers -= 1
-            if not obj.readers:
-                if obj.flags & GONE:
-                    for part in parts(obj):
-                        self._pool.kill(part, obj.seq, now, clean=True)
-                elif obj.lease <= now:
-                    self.settle(obj.unit(), now)
+            self.release(obj, now)
+
+    def hold(self, obj: Object) -> None:
+        """Keep every byte of `obj` as it is until `release`, whatever happens to the key."""
+        obj.readers += 1
+        if obj.group is not None:
+            obj.group.readers += 1
+
+    def release(self, obj: Object, now: float) -> None:
+        """One reader less."""
+        obj.readers -= 1
+        if obj.group is not None:
+            obj.group.readers -= 1
+        if not obj.readers:
+            if obj.flags & GONE:
+                for part in parts(obj):
+                    self._pool.kill(part, obj.seq, now, clean=True)
+            elif obj.lease <= now:
+                self.settle(obj.unit(), now)
 
     def end_leases(self, now: float, limit: int) -> int:
         """Let up to `limit` units go that were leased, or fresh, and whose time is over; how many."""

@@ -23,6 +23,13 @@ class MasterConfig(msgspec.Struct, frozen=True, kw_only=True):
     put_start_discard_timeout_s: float = 30.0
     put_start_release_timeout_s: float = 600.0
     allocation_strategy: str = "random"
+    max_finished_tasks: int = 10_000
+    max_pending_tasks: int = 10_000
+    max_processing_tasks: int = 10_000
+    pending_task_timeout_s: float = 300.0
+    """0: never; so too processing_task_timeout_s."""
+    processing_task_timeout_s: float = 300.0
+    max_task_retries: int = 10
     put_wait_s: float = 0.7
     """How long a put may wait for room (a client gives up on an answer after 1 s)."""
     client_gone_s: float = 1.0

@@ -8,9 +8,11 @@ from __future__ import annotations
 _SINGLE = (
     "exist_key", "get_replica_list", "put_start", "put_end", "put_revoke", "remove", "remove_all",
     "remove_by_regex", "ping", "mount_segment", "unmount_segment", "remount_segment",
+    "create_copy_task", "create_move_task", "query_task", "update_task",
 )  # fmt: skip
 _BATCH = (
     "batch_exist_key", "batch_get_replica_list", "batch_put_start", "batch_put_end", "batch_put_revoke",
+    "batch_replica_clear",
 )  # fmt: skip
 _EVENTS = (
     "master_attempted_evictions_mem", "master_attempted_evictions_total",
@@ -48,7 +50,11 @@ class Counters(dict[str, int]):
         Our wire has only batches; a request of exactly one key counts as the single form."""
         if items == 1:
             self.one(rpc, failed)
-            return
+        else:
+            self.batch(rpc, items, failed)
+
+    def batch(self, rpc: str, items: int, failed: int) -> None:
+        """Count one request in the batch form."""
         prefix = f"master_batch_{rpc}_"
         self[prefix + "requests_total"] += 1
         self[prefix + "items_total"] += items

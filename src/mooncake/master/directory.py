@@ -7,6 +7,7 @@ while it is `busy` (else ten times a second), and sends what `pool.take_outbox()
     Pool       segments, extents, kills            Catalog    complete values, leases, eviction order
     Puts       puts in progress                    Granting   room for new puts
     Recovery   records of returning segments       Clients    who is connected
+    Tasks      replicas being copied or moved
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ from mooncake.master.counters import Counters
 from mooncake.master.granting import SEQ_BITS, Granting
 from mooncake.master.leases import ReadLease
 from mooncake.master.membership import Client, Clients
-from mooncake.master.objects import GONE, Object, Replica, is_mounted, place, replicas
+from mooncake.master.objects import GONE, REPLICATING, Object, Replica, is_leased, is_mounted, place, replicas
 from mooncake.master.pool import Pool, Segment
 from mooncake.master.puts import Put, Puts
 from mooncake.master.recovery import Recovery
+from mooncake.master.tasks import Tasks
 from mooncake.master.tombstones import Tombstones
-from mooncake.rpc.messages import Found, Kill, Record, SegmentInfo
+from mooncake.rpc.message import Message
+from mooncake.rpc.messages import Found, Record, SegmentInfo
 
 log = logging.getLogger("mooncake.master")
 
@@ -99,6 +102,7 @@ class Directory:
         self.granting.spare = self.recovery.spare
         self.catalog.newest_seq = lambda: self.granting.last_seq
         self.clients = Clients(config.client_gone_s)
+        self.tasks = Tasks(config, self.pool, self.catalog, self.granting, clock, wall)
         self.background: deque[Iterator[None]] = deque()
         self._next_check = now
         self.on_expired: Callable[[str], None] = lambda segment: None
@@ -300,7 +304,9 @@ class Directory:
                 return ErrorCode.REPLICA_IS_NOT_READY
             self.tombstones.note(key, self.granting.last_seq)
             return ErrorCode.OBJECT_NOT_FOUND
-        if not force and _is_leased(obj, now):
+        if obj.flags & REPLICATING:
+            return ErrorCode.OBJECT_HAS_REPLICATION_TASK
+        if not force and is_leased(obj, now):
             return ErrorCode.OBJECT_HAS_LEASE
         self.catalog.forget(obj, now)
         return ErrorCode.OK
@@ -331,7 +337,7 @@ class Directory:
             for at in range(0, len(some), _REMOVED_AT_ONCE):
                 now = self.clock()
                 for obj in some[at : at + _REMOVED_AT_ONCE]:
-                    if obj.flags & GONE or (not force and _is_leased(obj, now)):
+                    if obj.flags & GONE or (not force and is_leased(obj, now)):
                         continue
                     if matches(obj.key):
                         self.catalog.forget(obj, now)
@@ -342,7 +348,7 @@ class Directory:
     # -- members
 
     def mount(
-        self, info: SegmentInfo, term: int, lease_ms: int, send: Callable[[Kill], None], now: float
+        self, info: SegmentInfo, term: int, lease_ms: int, send: Callable[[Message], None], now: float
     ) -> tuple[Segment, bool]:
         """A server serves a segment, and last served it under master `term`.  Second: nothing is to be announced.
 
@@ -375,7 +381,7 @@ class Directory:
         log.info("client_id=%s, action=mount_segment, segment_name=%s", info.client, info.name)
         return segment, term == 0
 
-    def _resume(self, segment: Segment, info: SegmentInfo, send: Callable[[Kill], None], now: float) -> None:
+    def _resume(self, segment: Segment, info: SegmentInfo, send: Callable[[Message], None], now: float) -> None:
         segment.info, segment.name, segment.client, segment.host = info, info.name, info.client, info.host
         segment.send, segment.heard, segment.term = send, now, self.pool.term
         self.pool.post_again(segment)
@@ -426,13 +432,14 @@ class Directory:
 
     @property
     def busy(self) -> bool:
-        return self.granting.busy or bool(self.catalog.probes) or bool(self.catalog.reads)
+        return self.granting.busy or self.tasks.busy or bool(self.catalog.probes) or bool(self.catalog.reads)
 
     def tick(self, now: float) -> None:
         """Whatever is due."""
         self.catalog.end_leases(now, _ENDED_AT_ONCE)
         self.catalog.end_soft_pins(now, _ENDED_AT_ONCE)
         self.pool.kill_due(now, _ENDED_AT_ONCE)
+        self.tasks.tick(now)
         if now >= self._next_check:
             self._next_check = now + 0.25
             self._check(now)
@@ -457,11 +464,6 @@ class Directory:
 
     def _is_forgotten(self, put: Put, now: float) -> bool:
         return now - put.started >= self.config.put_start_release_timeout_s
-
-
-def _is_leased(obj: Object, now: float) -> bool:
-    group = obj.group
-    return obj.lease > now or obj.readers > 0 or (group is not None and group.lease > now)
 
 
 def _readable(obj: Object) -> bool:

@@ -57,7 +57,6 @@ CACHELIB = Capability("the cachelib allocator")
 DYNAMIC_REPLICATION = Capability("dynamic replication", "dynamic_replication_mode")
 KV_EVENTS = Capability("the KV event publisher", "enable_kv_events")
 TENANTS = Capability("tenants with quotas", "enable_multi_tenants")
-TASKS = Capability("copy and move tasks")
 
 
 class Flag(NamedTuple):
@@ -172,12 +171,12 @@ FLAGS: tuple[Flag, ...] = (
     _ratio("eviction_high_watermark_ratio", 0.9, "Share of the pool in use above which eviction starts ahead of demand (1: only on demand)"),
     Flag("cluster_id", STRING, "mooncake_cluster", "Name of this cluster", inert=_ONE_CLUSTER),
     # Tasks
-    Flag("max_total_finished_tasks", UINT32, 10_000, "Finished tasks to remember", TASKS),
-    Flag("max_total_pending_tasks", UINT32, 10_000, "Tasks that may wait", TASKS),
-    Flag("max_total_processing_tasks", UINT32, 10_000, "Tasks that may run", TASKS),
-    Flag("pending_task_timeout_sec", UINT64, 300, "Seconds a task may wait (0: for ever)", TASKS),
-    Flag("processing_task_timeout_sec", UINT64, 300, "Seconds a task may run (0: for ever)", TASKS),
-    Flag("max_retry_attempts", UINT32, 10, "Attempts at a failed task", TASKS),
+    Flag("max_total_finished_tasks", UINT32, 10_000, "Finished tasks to remember"),
+    Flag("max_total_pending_tasks", UINT32, 10_000, "Tasks that may wait"),
+    Flag("max_total_processing_tasks", UINT32, 10_000, "Tasks that may run"),
+    Flag("pending_task_timeout_sec", UINT64, 300, "Seconds a task may wait (0: for ever)"),
+    Flag("processing_task_timeout_sec", UINT64, 300, "Seconds a task may run (0: for ever)"),
+    Flag("max_retry_attempts", UINT32, 10, "Attempts at a failed task"),
     # SSD and file tiers
     Flag("enable_offload", BOOL, False, "Keep objects on SSDs too", SSD_TIER),
     Flag("offload_on_evict", BOOL, False, "Write an object to SSD when it is evicted, not when it is put", SSD_TIER),

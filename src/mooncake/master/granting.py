@@ -17,7 +17,17 @@ from mooncake.master.catalog import Catalog
 from mooncake.master.config import MasterConfig
 from mooncake.master.counters import Counters
 from mooncake.master.membership import Client
-from mooncake.master.objects import HARD_PIN, MOST_FLAT_SLOTS, Object, Replica, flat_slots, granules, lay, parts
+from mooncake.master.objects import (
+    HARD_PIN,
+    MOST_FLAT_SLOTS,
+    REPLICATING,
+    Object,
+    Replica,
+    flat_slots,
+    granules,
+    lay,
+    parts,
+)
 from mooncake.master.placement import Item, order, place_batch, place_one
 from mooncake.master.pool import Pool
 from mooncake.master.puts import Put, Puts
@@ -115,6 +125,14 @@ class Granting:
             self._seqs = count(seq + 1)
             self.last_seq = seq
 
+    def next_seq(self) -> int:
+        self.last_seq = next(self._seqs)
+        return self.last_seq
+
+    def is_open(self, key: str) -> bool:
+        """Whether a put of `key` is in progress."""
+        return key in self._puts.by_key
+
     # -- granting
 
     def ask(self, wish: Wish, now: float) -> None:
@@ -152,7 +170,10 @@ class Granting:
             return None
         seq = self.last_seq = next(self._seqs)
         size = self._shared(size)
-        obj = Object(key=key, size=size, seq=seq, segment=segment, offset=start, slots=flat_slots(slots[0], count))
+        obj = Object(
+            key=key, size=size, seq=seq, segment=segment, offset=start, slots=flat_slots(slots[0], count),
+            client=client.name,
+        )  # fmt: skip
         self._puts.add(Put(obj, client, "", now, 0.0))
         if eager:
             self._puts.eager[key] = now
@@ -271,6 +292,8 @@ class Granting:
             group = "" if existing.group is None else existing.group.name
             if wish.groups[i] != group:
                 return ErrorCode.INVALID_PARAMS
+        if existing is not None and existing.flags & REPLICATING:
+            return ErrorCode.OBJECT_HAS_REPLICATION_TASK
         put = self._puts.by_key.get(key)
         if put is not None:
             self.revoke(put, now)
@@ -302,7 +325,7 @@ class Granting:
     def _open(self, wish: Wish, i: int, replicas: tuple[Replica, ...], now: float) -> Grant:
         options = wish.options
         seq = self.last_seq = next(self._seqs)
-        obj = Object(key=wish.keys[i], size=self._shared(wish.sizes[i]), seq=seq)
+        obj = Object(key=wish.keys[i], size=self._shared(wish.sizes[i]), seq=seq, client=wish.client.name)
         lay(obj, replicas)
         group, kept = self._group_of(wish, i), self._kept(wish, i, now)
         soft_pin_s = 0.0

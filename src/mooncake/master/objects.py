@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 HARD_PIN = 1
 SOFT_PIN = 2
 GONE = 4  # no longer in the directory; perhaps still being read
+REPLICATING = 16  # a copy or move task runs: it stays as it is
 FRESH = 8  # was put a moment ago, see eviction.Fresh
 
 _SLOT_COUNT_BITS = 8
@@ -36,11 +37,13 @@ def granules(length: int) -> int:
 
 
 class PartAt(msgspec.Struct, gc=False, eq=False, frozen=True):
-    """Where one part of a replica lies; `extents` is flat: offset, length, ..."""
+    """Where one part of a replica lies; `extents` is flat: offset, length, ...  `seq` is that of its record if it has
+    one of its own, being a later copy; else 0: the value's."""
 
     segment: Segment
     slots: tuple[int, ...]
     extents: tuple[int, ...]
+    seq: int = 0
 
     @property
     def taken(self) -> int:
@@ -84,6 +87,7 @@ class Object(Unit, gc=False, eq=False):
     slots: int = 0  # first << 8 | count
     replicas: tuple[Replica, ...] = ()
     group: Group | None = None
+    client: str = ""  # who wrote it
 
     def unit(self) -> Unit:
         return self if self.group is None else self.group
@@ -96,7 +100,7 @@ def flat_slots(first: int, count: int) -> int:
 
 def lay(obj: Object, replicas: tuple[Replica, ...]) -> None:
     """Say where `obj` lies, flat if possible."""
-    if len(replicas) == 1 and len(replicas[0]) == 1:
+    if len(replicas) == 1 and len(replicas[0]) == 1 and not replicas[0][0].seq:
         part = replicas[0][0]
         slots, count = part.slots, len(part.slots)
         if len(part.extents) == 2 and count <= MOST_FLAT_SLOTS and slots[-1] - slots[0] == count - 1:
@@ -122,6 +126,11 @@ def parts(obj: Object) -> Iterator[PartAt]:
 
 def is_mounted(replica: Replica) -> bool:
     return all(part.segment.mounted for part in replica)
+
+
+def is_leased(obj: Object, now: float) -> bool:
+    group = obj.group
+    return obj.lease > now or obj.readers > 0 or (group is not None and group.lease > now)
 
 
 def place(replica: Replica) -> list[int]:

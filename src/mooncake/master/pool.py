@@ -22,6 +22,7 @@ import msgspec
 from mooncake.master.allocator import Allocator
 from mooncake.master.objects import PartAt, Unit
 from mooncake.master.slots import Slots
+from mooncake.rpc.message import Message
 from mooncake.rpc.messages import Kill, SegmentInfo
 from mooncake.transfer.table import slot_count
 
@@ -68,7 +69,7 @@ class Segment:
         self.quarantined = 0
         self.parked: list[Unit] = []  # units that came up for eviction while the segment was suspect
         self.outbox: list[tuple[int, int, bool]] = []
-        self.send: Callable[[Kill], None] | None = None
+        self.send: Callable[[Message], None] | None = None
 
     @property
     def suspect(self) -> bool:
@@ -158,7 +159,7 @@ class Pool:
 
     def kill(self, part: PartAt, seq: int, now: float, *, clean: bool) -> None:
         """Take the extents of a record back.  `clean`: nobody can be writing or reading, so expect them soon."""
-        segment = part.segment
+        segment, seq = part.segment, part.seq or seq
         if not segment.mounted:
             return
         if seq < segment.first_seq and now < segment.old_until:
@@ -168,7 +169,7 @@ class Pool:
 
     def kill_unread(self, part: PartAt, seq: int, *, clean: bool) -> None:
         """As kill, for a record that cannot have a reader whom we do not know."""
-        segment = part.segment
+        segment, seq = part.segment, part.seq or seq
         doomed = segment.doomed.get(part.slots[0])
         if doomed is None:
             doomed = self._doom(part, seq, hidden=False)
@@ -183,6 +184,7 @@ class Pool:
 
     def hide(self, part: PartAt, seq: int) -> None:
         """Nobody may find the record any more; its bytes stay as they are until it is killed."""
+        seq = part.seq or seq
         if part.segment.mounted and part.slots[0] not in part.segment.doomed:
             self._doom(part, seq, hidden=True)
             self._post(part.segment, part.slots[0], seq, hidden=True)
@@ -201,6 +203,7 @@ class Pool:
 
     def kill_after(self, part: PartAt, seq: int, when: float) -> None:
         """Hide the record now; kill it when the last reader that may know it is over."""
+        seq = part.seq or seq
         self.hide(part, seq)
         heapq.heappush(self._later, (when, next(self._order), part.segment, part.slots[0], seq))
 

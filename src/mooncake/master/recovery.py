@@ -54,6 +54,7 @@ class Recovery:
         self._tombstones = tombstones
         self._clock = clock
         self._wall = wall
+        self._clients: dict[str, str] = {}  # one text for all values of a client
         self._assemblies: dict[tuple[str, int, int], Assembly] = {}  # (key, seq, replica)
 
     def announce(self, segment: Segment, records: list[Record], last: bool) -> Iterator[None]:
@@ -89,27 +90,29 @@ class Recovery:
         if problem is not None:
             log.warning("segment %s: record of key %r is not believed: %s", segment.name, body.key[:200], problem)
             return
-        part = PartAt(segment, tuple(record.slots), tuple(body.extents))
+        version = body.version or seq
+        part = PartAt(segment, tuple(record.slots), tuple(body.extents), 0 if version == seq else seq)
         self._granting.skip_to(seq)
         segment.first_seq = max(segment.first_seq, seq + 1)
         if record.state == WRITING:
             self._pool.kill_unread(part, seq, clean=False)
         elif record.state == REMOVED:
             self._pool.kill_after(part, seq, segment.old_until)
-        elif self._tombstones.kills(segment.number, slot, body.key, body.group, seq):
+        elif self._tombstones.kills(segment.number, slot, body.key, body.group, seq, version):
             self._pool.kill(part, seq, now, clean=True)
         else:
-            self._adopt(part, record, now)
+            self._adopt(part, record, version, now)
 
-    def _adopt(self, part: PartAt, record: Record, now: float) -> None:
-        body, seq = record.body, record.seq
+    def _adopt(self, part: PartAt, record: Record, seq: int, now: float) -> None:
+        """`seq`: the value's."""
+        body = record.body
         existing = self._catalog.objects.get(body.key)
         if existing is not None and existing.seq > seq:
             self._pool.kill(part, seq, now, clean=True)
             return
         replica: Replica = (part,)
         if body.parts > 1:
-            whole = self._assemble(part, record, now)
+            whole = self._assemble(part, record, seq, now)
             if whole is None:
                 return
             replica = whole
@@ -119,6 +122,7 @@ class Recovery:
         if existing is not None:
             self._catalog.forget(existing, now)
         obj = Object(key=body.key, size=body.size, seq=seq, flags=HARD_PIN if body.hard_pin else 0)
+        obj.client = self._clients.setdefault(body.client, body.client)
         lay(obj, (replica,))
         self._catalog.insert(obj, body.group, self._soft_until(body, now), now)
 
@@ -129,10 +133,10 @@ class Recovery:
         age = max(0.0, self._wall() - body.soft_pin_since)
         return now + self._granting.soft_pin_s(body.soft_pin_ttl_ms) - age
 
-    def _assemble(self, part: PartAt, record: Record, now: float) -> Replica | None:
+    def _assemble(self, part: PartAt, record: Record, seq: int, now: float) -> Replica | None:
         """The replica if `part` was the last one missing."""
         body = record.body
-        name = (body.key, record.seq, body.replica)
+        name = (body.key, seq, body.replica)
         assembly = self._assemblies.setdefault(name, Assembly(now, {}))
         if body.part in assembly.parts:
             self._pool.kill(part, record.seq, now, clean=True)

@@ -36,7 +36,7 @@ def _mount(session: Session, request: m.Mount) -> Reply:
     rpc = "mount_segment" if request.term == 0 else "remount_segment"
     try:
         segment, resumed = directory.mount(
-            request.info, request.term, request.lease_ms, session.send_kill, directory.clock()
+            request.info, request.term, request.lease_ms, session.send_one_way, directory.clock()
         )
     except StoreError:
         counters.one(rpc, failed=1)
@@ -74,7 +74,7 @@ def _heartbeat(session: Session, request: m.Heartbeat) -> Reply:
     codes = []
     for number in request.segments:
         segment = session.segments.get(number)
-        alive = segment is not None and segment.send is session.send_kill and directory.heartbeat(segment, now)
+        alive = segment is not None and segment.send is session.send_one_way and directory.heartbeat(segment, now)
         codes.append(0 if alive else int(ErrorCode.SEGMENT_NOT_FOUND))
     return m.Codes(codes)
 

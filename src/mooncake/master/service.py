@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from mooncake.errors import ErrorCode, StoreError
-from mooncake.master import prefixes, requests, segment_requests  # noqa: F401 -- they add their handlers
+from mooncake.master import prefixes, requests, segment_requests, task_requests  # noqa: F401 -- they add handlers
 from mooncake.master.config import MasterConfig
 from mooncake.master.counters import Counters
 from mooncake.master.directory import Directory
@@ -27,7 +27,7 @@ from mooncake.master.membership import Client
 from mooncake.master.pool import Segment
 from mooncake.rpc import frame
 from mooncake.rpc.message import Message
-from mooncake.rpc.messages import DECODERS, KINDS, PROTOCOL, Exist, ExistReply, Failure, Hello, Kill, Welcome, encode
+from mooncake.rpc.messages import DECODERS, KINDS, PROTOCOL, Exist, ExistReply, Failure, Hello, Welcome, encode
 from mooncake.version import __version__
 
 log = logging.getLogger("mooncake.master")
@@ -40,7 +40,6 @@ _PUSHED_ASIDE_S = 100e-6  # between two looks, which take 5 us when nobody else 
 _CROWDED_S = 0.02
 _STEP_S = 0.002
 _HELLO = KINDS[Hello]
-_KILL = KINDS[Kill]
 _EXIST = KINDS[Exist]
 _MANY = 16  # keys in a question that is worth remembering
 
@@ -169,6 +168,9 @@ class MasterService:
             for segment, kill in pool.take_outbox():
                 if segment.send is not None:
                     segment.send(kill)
+        for segment, copy in self.directory.tasks.take_outbox():
+            if segment.send is not None:
+                segment.send(copy)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
@@ -199,7 +201,7 @@ class Session(asyncio.Protocol):
         self.service = service
         self.client: Client | None = None
         self.segments: dict[int, Segment] = {}
-        self.send_kill = self._send_kill  # one object, to know it again
+        self.send_one_way = self._send_one_way  # one object, to know it again
         self.in_turn = asyncio.Lock()  # for what must keep its order though it takes several steps
         self._reader = frame.FrameReader()
         self._unanswered: list[frame.Frame] = []
@@ -226,7 +228,7 @@ class Session(asyncio.Protocol):
         directory = service.directory
         now = directory.clock()
         for segment in self.segments.values():
-            if segment.send is self.send_kill:
+            if segment.send is self.send_one_way:
                 directory.disconnect(segment, now)
         self.segments.clear()
         if self.client is not None:
@@ -385,9 +387,9 @@ class Session(asyncio.Protocol):
             self._transport.write(_failed(got, code, text))
             self._transport.close()
 
-    def _send_kill(self, kill: Kill) -> None:
+    def _send_one_way(self, message: Message) -> None:
         if self._transport is not None:
-            self._transport.write(frame.pack(_KILL, frame.ONE_WAY, 0, encode(kill)))
+            self._transport.write(frame.pack(KINDS[type(message)], frame.ONE_WAY, 0, encode(message)))
 
 
 def _notice_lost_hosts(sock: socket.socket) -> None:

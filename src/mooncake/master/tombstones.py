@@ -59,11 +59,11 @@ class Tombstones:
             self.undelivered.clear()
             self.raise_floor(seq)
 
-    def kills(self, segment: int, slot: int, key: str, group: str, seq: int) -> bool:
-        """Whether this announced record is dead."""
+    def kills(self, segment: int, slot: int, key: str, group: str, seq: int, version: int) -> bool:
+        """Whether this announced record, of the value with the sequence number `version`, is dead."""
         return (
-            seq <= self.floor
-            or seq <= self._seqs.get(key, 0)
-            or (bool(group) and seq <= self._groups.get(group, 0))
+            version <= self.floor
+            or version <= self._seqs.get(key, 0)
+            or (bool(group) and version <= self._groups.get(group, 0))
             or seq <= self.undelivered.get(segment, {}).get(slot, 0)
         )

@@ -6,9 +6,9 @@ by a random 63-bit integer that its server chose, valid under every master.  A *
 [segment, offset, length, segment, offset, length, ...] that says where the bytes of one replica lie, in order.
 
     client → master      Hello, Exist, Prefix, GetStart, LeaseReturn, Query, PutStart, PutEnd, Remove, RemoveRegex,
-                         RemoveAll, SegmentQuery, Ping
-    segment → master     Hello, Mount, Announce, Heartbeat, Unmount, Killed
-    master → segment     Kill
+                         RemoveAll, SegmentQuery, Ping, CopyTask, MoveTask, QueryTask, ReplicaClear
+    segment → master     Hello, Mount, Announce, Heartbeat, Unmount, Killed, CopyEnded
+    master → segment     Kill, CopyPart
     client → segment     Attach (unix socket, answered with descriptors), Read, Write (tcp)
     store → mooncake_client  Introduce
     engine → engine      Hello, Ping, EngineOpen, EngineRead, EngineWrite, EngineNotify, EngineExports
@@ -33,6 +33,19 @@ from mooncake.rpc.engine_messages import (
     EngineWrite,
 )
 from mooncake.rpc.message import Message
+from mooncake.rpc.task_messages import (
+    Cleared,
+    CopyEnded,
+    CopyPart,
+    CopyTask,
+    Introduce,
+    Introduction,
+    MoveTask,
+    QueryTask,
+    ReplicaClear,
+    TaskCreated,
+    TaskState,
+)
 
 PROTOCOL = 1
 
@@ -310,6 +323,7 @@ class Body(Message):
     data_type: int = 0
     client: str = ""
     tenant: str = "default"
+    version: int = 0  # the value's sequence number if the record is a later copy with one of its own
 
 
 class Record(Message):
@@ -429,22 +443,6 @@ class Write(Message):
     records: list[WriteRecord]
 
 
-# ---------------------------------------------------------------- store → `mooncake_client` of its host
-
-
-class Introduce(Message):
-    """Which pool do you belong to?"""
-
-
-class Introduction(Message):
-    """What a store needs to join it; `host`: the name that the answering process is reached by."""
-
-    master: str
-    metadata: str
-    protocol: str
-    host: str
-
-
 KINDS: dict[type[Message], int] = {
     message: number  # type: ignore[misc]  # mypy sees only the metaclass of the tuple's items
     for number, message in enumerate(
@@ -458,6 +456,7 @@ KINDS: dict[type[Message], int] = {
             EngineOpen, EngineOpened, EngineRead, EngineWrite, EngineNotify, EngineExports, EngineExported,
             Prefix, PrefixReply,
             Introduce, Introduction,
+            CopyTask, MoveTask, TaskCreated, QueryTask, TaskState, ReplicaClear, Cleared, CopyPart, CopyEnded,
         ),
         start=1,
     )
@@ -469,6 +468,7 @@ REPLY_OF: dict[type[Message], type[Message]] = {
     Attach: Attached, Read: Codes, Write: Codes, Serve: Serving, Stop: Codes,
     EngineOpen: EngineOpened, EngineRead: Codes, EngineWrite: Codes, EngineNotify: Codes,
     EngineExports: EngineExported, Introduce: Introduction,
+    CopyTask: TaskCreated, MoveTask: TaskCreated, QueryTask: TaskState, ReplicaClear: Cleared,
 }  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

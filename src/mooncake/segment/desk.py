@@ -12,7 +12,8 @@ import msgspec
 
 from mooncake.rpc import frame
 from mooncake.rpc.client import set_time_limit
-from mooncake.rpc.messages import DECODERS, PROTOCOL, Hello, Introduce, Introduction, Welcome, encode
+from mooncake.rpc.messages import DECODERS, PROTOCOL, Hello, Welcome, encode
+from mooncake.rpc.task_messages import Introduce, Introduction
 from mooncake.version import __version__
 
 logger = logging.getLogger("mooncake.segment")

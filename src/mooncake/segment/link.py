@@ -28,6 +28,8 @@ from mooncake.rpc.messages import (
     Unmount,
     encode,
 )
+from mooncake.rpc.task_messages import CopyPart
+from mooncake.segment.copies import Copies
 from mooncake.segment.owner import Owner
 from mooncake.version import __version__
 
@@ -52,6 +54,7 @@ class MasterLink(threading.Thread):
         self._info = info
         self._owner = owner
         self._hello = Hello(PROTOCOL, __version__, "segment", info.client, info.host)
+        self._copies = Copies(owner.memory, self._hello)
         self._stopping = threading.Event()
         self._wake_read, self._wake_write = os.pipe()
         self.ready = threading.Event()
@@ -126,12 +129,14 @@ class MasterLink(threading.Thread):
                 raise ConnectionError(f"it has said nothing for {SILENCE:.0f} s")
             while connection.strays:
                 self._handle(connection, connection.strays.pop(0))
-            pause = SETTLE if self._owner.waiting else beat_at - now
+            pause = SETTLE if self._owner.waiting or self._copies.busy else beat_at - now
             if any(descriptor == sock.fileno() for descriptor, _ in poll.poll(max(pause, 0.001) * 1e3)):
                 got = connection.receive()
                 heard = time.monotonic()
                 for message in got:
                     self._handle(connection, message)
+            while (ended := self._copies.take_finished()) is not None:
+                _send(connection, ended)
             settled = self._owner.settle()
             if settled:
                 _send(connection, settled)
@@ -143,6 +148,8 @@ class MasterLink(threading.Thread):
             killed = self._owner.kill(message)
             if killed.slots:
                 _send(connection, killed)
+        elif isinstance(message, CopyPart):
+            self._copies.begin(message)
         elif isinstance(message, Codes) and got.flags & frame.REPLY and any(message.codes):
             raise StoreError(ErrorCode.SEGMENT_NOT_FOUND, "it no longer knows this segment")
 

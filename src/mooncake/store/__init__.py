@@ -12,6 +12,7 @@ from mooncake.store.host_memory import (  # noqa: E402
     get_free_func_addr,
 )
 from mooncake.store.numa import bind_to_numa_node  # noqa: E402
+from mooncake.store.replicas import QueryTaskResponse  # noqa: E402
 from mooncake.store.store import MooncakeDistributedStore  # noqa: E402
 from mooncake.store.tensors.layout import ParallelAxis, ReadTarget, TensorParallelism  # noqa: E402
 from mooncake.store.tensors.serialized import (  # noqa: E402
@@ -52,6 +53,7 @@ __all__ = [
     "MooncakeHostMemAllocator",
     "ObjectDataType",
     "ParallelAxis",
+    "QueryTaskResponse",
     "ReadTarget",
     "RegisteredBufferLease",
     "RegisteredBufferLeaseView",

@@ -12,7 +12,7 @@ from mooncake.version import __version__
 
 if TYPE_CHECKING:
     from mooncake.client.client import StoreClient
-    from mooncake.rpc.messages import Introduction
+    from mooncake.rpc.task_messages import Introduction
 
 _ALIGNED = 64  # bytes
 FAILED = int(ErrorCode.INTERNAL_ERROR)
@@ -67,7 +67,8 @@ def _ask(address: str) -> "Introduction":
 
     from mooncake.rpc.client import Connection, connect, parse_address, set_time_limit
     from mooncake.rpc.frame import FramingError
-    from mooncake.rpc.messages import PROTOCOL, Hello, Introduce, Introduction
+    from mooncake.rpc.messages import PROTOCOL, Hello
+    from mooncake.rpc.task_messages import Introduce, Introduction
 
     host, port = parse_address(address)
     try:

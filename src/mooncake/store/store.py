@@ -8,10 +8,11 @@ done here but checking arguments and shaping results.
 from mooncake.store.blocks import Blocks
 from mooncake.store.dummy import Dummy
 from mooncake.store.queries import Queries
+from mooncake.store.replicas import Replicas
 from mooncake.store.sessions import Sessions
 from mooncake.store.tensors.parallel_gets import ParallelTensorGets
 from mooncake.store.tensors.parallel_puts import ParallelTensorPuts
 
 
-class MooncakeDistributedStore(ParallelTensorPuts, ParallelTensorGets, Sessions, Queries, Blocks, Dummy):
+class MooncakeDistributedStore(ParallelTensorPuts, ParallelTensorGets, Sessions, Queries, Replicas, Blocks, Dummy):
     """A client of a pool of KV-cache memory.  `setup` first; `close` leaves the pool."""

@@ -197,6 +197,12 @@ class Table:
                 if view is not None:
                     yield view
 
+    def view(self, slot: int) -> SlotView | None:
+        """What the record whose head is `slot` says; None if that is no record."""
+        if not 0 <= slot < self.slots or self._memory[HEADER_SIZE + slot * SLOT_SIZE + _STATE_AT] == EMPTY:
+            return None
+        return self._read(slot)
+
     def _read(self, slot: int) -> SlotView | None:
         memory = self._memory
         base = HEADER_SIZE + slot * SLOT_SIZE
