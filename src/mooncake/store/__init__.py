@@ -6,6 +6,7 @@ refuse_if_cpp_installed()
 
 from mooncake.store.buffer_pool import BufferLease, BufferPool  # noqa: E402
 from mooncake.store.buffers import BufferHandle  # noqa: E402
+from mooncake.store.engram import EngramStore, EngramStoreConfig  # noqa: E402
 from mooncake.store.host_memory import (  # noqa: E402
     MooncakeHostMemAllocator,
     get_alloc_func_addr,
@@ -48,6 +49,8 @@ __all__ = [
     "BufferPool",
     "Descriptor",
     "DiskDescriptor",
+    "EngramStore",
+    "EngramStoreConfig",
     "MemoryDescriptor",
     "MooncakeDistributedStore",
     "MooncakeHostMemAllocator",

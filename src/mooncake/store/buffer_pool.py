@@ -124,7 +124,8 @@ class BufferPool:
         _check_unsigned(
             max_bytes=max_bytes, min_size_class=min_size_class, alignment=alignment, prewarm_count=prewarm_count
         )
-        self._store, local = _member(store)
+        self._store = member_of(store, "BufferPool")
+        local = self._store._buffer_size
         if not local:
             raise RuntimeError("BufferPool requires a store configured with a local buffer")
         if not min_size_class or not alignment:
@@ -256,8 +257,8 @@ def _check_unsigned(**numbers: int) -> None:
             raise TypeError(f"{name} is {number!r}; expected a whole number, 0 or more")
 
 
-def _member(store: Any) -> "tuple[MooncakeDistributedStore, int]":
-    """The store behind `store`, or behind a wrapper of it, and its local_buffer_size."""
+def member_of(store: Any, whose: str) -> "MooncakeDistributedStore":
+    """The set-up store behind `store`, or behind a wrapper of it.  Raises RuntimeError in the name of `whose`."""
     from mooncake.store.store import MooncakeDistributedStore
 
     if not isinstance(store, MooncakeDistributedStore) and hasattr(store, "_get_pyclient_capsule"):
@@ -266,7 +267,7 @@ def _member(store: Any) -> "tuple[MooncakeDistributedStore, int]":
         raise RuntimeError("MooncakeDistributedStore is not initialized")
     if not isinstance(store, MooncakeDistributedStore):
         raise RuntimeError(
-            "BufferPool store parameter must be a MooncakeDistributedStore or a wrapper that implements "
+            f"{whose} store parameter must be a MooncakeDistributedStore or a wrapper that implements "
             "_get_pyclient_capsule()"
         )
-    return store, store._buffer_size
+    return store
