@@ -74,6 +74,13 @@ class Attachments:
     def add_own(self, info: SegmentInfo, transport: ShmTransport) -> None:
         self._by_segment[info.segment] = Attachment(info, transport, own=True)
 
+    def remove_own(self, segment: int) -> None:
+        """It is no longer in the pool."""
+        with self._lock:
+            attachment = self._by_segment.pop(segment, None)
+        if attachment is not None:
+            attachment.drop()
+
     def info(self, segment: int) -> SegmentInfo | None:
         """What is known of a segment, asking the master if need be.  None: not mounted any more."""
         known = self._by_segment.get(segment)

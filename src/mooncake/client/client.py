@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from mooncake.client.attachments import Attachments
 from mooncake.client.get import GetPipeline
 from mooncake.client.leases import LeaseReturns
+from mooncake.client.mounts import Mounts
 from mooncake.client.put import PutPipeline
 from mooncake.client.registered import RegisteredMemory
 from mooncake.client.session import Session
@@ -45,6 +46,7 @@ class StoreClient:
         self.registered = RegisteredMemory()
         self._engine = engine
         self.attachments = Attachments(self.rpc, session.hello, self.config.force_tcp, self.config.transfer_limit)
+        self.mounts = Mounts(session, self.attachments)
         self.puts = PutPipeline(self.rpc, self.attachments, session.client_id)
         self._returns = LeaseReturns(self.rpc)
         self.gets = GetPipeline(self.rpc, self.attachments, self._returns)
@@ -81,6 +83,7 @@ class StoreClient:
         """Leave the pool: our own segment is unmounted, its values disappear at once."""
         if self._http is not None:
             self._http.close()
+        self.mounts.close()
         if self._session.server is not None:
             self._session.server.close()
         self._returns.close()

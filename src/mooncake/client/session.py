@@ -12,6 +12,8 @@ import socket
 import time
 from dataclasses import dataclass, field
 
+import msgspec
+
 from mooncake.client.child import PrivateServer
 from mooncake.config_text import environment_whole
 from mooncake.errors import ConfigError
@@ -104,7 +106,7 @@ class Session:
             if config.metadata and not config.segment_size:
                 self._refuse_taken_name()
             if config.segment_size:
-                self.server = PrivateServer(self._serve(host))
+                self.server = PrivateServer(self._serve(host, config.segment_size))
         except BaseException:
             self.close()
             raise
@@ -152,12 +154,17 @@ class Session:
             "MC_STORE_CLIENT_MIN_PORT..MC_STORE_CLIENT_MAX_PORT"
         )
 
-    def _serve(self, host: str) -> Serve:
+    def another(self, size: int) -> Serve:
+        """What a further segment of the same name needs.  It is not published: the name is."""
+        host, _ = split_host(self.config.local_hostname)
+        return msgspec.structs.replace(self._serve(host, size), metadata="")
+
+    def _serve(self, host: str, size: int) -> Serve:
         config = self.config
         return Serve(
             segment=secrets.randbits(62) + 1,
             name=self.name,
-            size=config.segment_size,
+            size=size,
             listen=config.bind_address or listen_address(host),
             announce=host,
             min_port=config.min_data_port,

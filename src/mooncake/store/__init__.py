@@ -4,7 +4,7 @@ from mooncake.installed_once import refuse_if_cpp_installed
 
 refuse_if_cpp_installed()
 
-from mooncake.store.buffer_pool import BufferLease, BufferPool  # noqa: E402
+from mooncake.store.buffer_pool import BufferLease, BufferPool, _get_pyclient_from_wrapper  # noqa: E402
 from mooncake.store.buffers import BufferHandle  # noqa: E402
 from mooncake.store.engram import EngramStore, EngramStoreConfig  # noqa: E402
 from mooncake.store.host_memory import (  # noqa: E402
@@ -13,6 +13,7 @@ from mooncake.store.host_memory import (  # noqa: E402
     get_free_func_addr,
 )
 from mooncake.store.numa import bind_to_numa_node  # noqa: E402
+from mooncake.store.nvme import MooncakeDistributedNoFRegister  # noqa: E402
 from mooncake.store.replicas import QueryTaskResponse  # noqa: E402
 from mooncake.store.store import MooncakeDistributedStore  # noqa: E402
 from mooncake.store.tensors.layout import ParallelAxis, ReadTarget, TensorParallelism  # noqa: E402
@@ -52,6 +53,7 @@ __all__ = [
     "EngramStore",
     "EngramStoreConfig",
     "MemoryDescriptor",
+    "MooncakeDistributedNoFRegister",
     "MooncakeDistributedStore",
     "MooncakeHostMemAllocator",
     "ObjectDataType",
@@ -69,6 +71,7 @@ __all__ = [
     "TaskType",
     "TensorParallelism",
     "_deserialize_tensor",
+    "_get_pyclient_from_wrapper",
     "_serialize_tensor",
     "_tensor_metadata_size",
     "bind_to_numa_node",

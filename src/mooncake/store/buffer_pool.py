@@ -257,12 +257,17 @@ def _check_unsigned(**numbers: int) -> None:
             raise TypeError(f"{name} is {number!r}; expected a whole number, 0 or more")
 
 
+def _get_pyclient_from_wrapper(wrapper: Any) -> Any:
+    """The store behind a wrapper."""
+    return wrapper._get_pyclient_capsule()
+
+
 def member_of(store: Any, whose: str) -> "MooncakeDistributedStore":
     """The set-up store behind `store`, or behind a wrapper of it.  Raises RuntimeError in the name of `whose`."""
     from mooncake.store.store import MooncakeDistributedStore
 
     if not isinstance(store, MooncakeDistributedStore) and hasattr(store, "_get_pyclient_capsule"):
-        store = store._get_pyclient_capsule()
+        store = _get_pyclient_from_wrapper(store)
     if store is None or (isinstance(store, MooncakeDistributedStore) and store.health_check() == 1):
         raise RuntimeError("MooncakeDistributedStore is not initialized")
     if not isinstance(store, MooncakeDistributedStore):

@@ -3,10 +3,10 @@
 import ctypes
 import mmap
 import secrets
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from mooncake.errors import ConfigError, ErrorCode, MooncakeError, StoreError
-from mooncake.store.member import Member, logger
+from mooncake.store.member import INVALID, Member, logger
 from mooncake.transfer.host import host_id
 from mooncake.version import __version__
 
@@ -55,6 +55,30 @@ class Dummy(Member):
                 return FAILED
             self._pool, self._buffer_size = pool, local_buffer_size
         return 0
+
+    def init_all(self, protocol: str, device_name: str, mount_segment_size: int) -> int:
+        """Set up as the configuration file or the environment says (MooncakeConfig.load_from_env), but for these three:
+        0, or a negative code; INVALID_PARAMS if neither says enough."""
+        from mooncake.mooncake_config import MooncakeConfig
+
+        try:
+            config = MooncakeConfig.load_from_env()
+        except (ValueError, OSError) as error:
+            logger.error("init_all: %s", error)
+            return INVALID
+        return self.setup(
+            config.local_hostname,
+            config.metadata_server,
+            mount_segment_size,
+            config.local_buffer_size,
+            protocol,
+            device_name,
+            config.master_server_address,
+        )
+
+    def _get_pyclient_capsule(self) -> Self:
+        """What BufferPool and EngramStore ask a wrapper for: the store itself."""
+        return self
 
     def alloc_from_mem_pool(self, size: int) -> int:
         """Address of `size` bytes of the memory that setup_dummy was asked for; 0 if they are not there."""

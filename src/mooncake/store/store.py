@@ -9,10 +9,13 @@ from mooncake.store.blocks import Blocks
 from mooncake.store.dummy import Dummy
 from mooncake.store.queries import Queries
 from mooncake.store.replicas import Replicas
+from mooncake.store.segments import Segments
 from mooncake.store.sessions import Sessions
 from mooncake.store.tensors.parallel_gets import ParallelTensorGets
 from mooncake.store.tensors.parallel_puts import ParallelTensorPuts
 
 
-class MooncakeDistributedStore(ParallelTensorPuts, ParallelTensorGets, Sessions, Queries, Replicas, Blocks, Dummy):
+class MooncakeDistributedStore(
+    ParallelTensorPuts, ParallelTensorGets, Sessions, Queries, Replicas, Segments, Blocks, Dummy
+):
     """A client of a pool of KV-cache memory.  `setup` first; `close` leaves the pool."""
