@@ -109,7 +109,7 @@ class Settings:
 
     lookup_budget_ms: int = 50
     save_decode_cache: bool = False
-    max_pinned_percent: int = 25
+    max_pinned_percent: int = 40
     decline_slow_loads: bool = True
     cache_prefix: str = ""
     weights_id: str = ""
