@@ -188,6 +188,8 @@ def test_other_hosts(hosts, cleanup, make_worker, tmp_path):
     assert owner("result = store.get('back') == b'w' * 500_000")
     assert reader("result = store.transfer_stats()") == {"local": 0, "shm": 0, "tcp": 1_500_000}
     assert owner("result = store.transfer_stats()") == {"local": 1_500_000, "shm": 0, "tcp": 0}
+    assert reader("result = store.read_stats()") == {"local": 0, "shm": 0, "tcp": 1_000_000}
+    assert owner("result = store.read_stats()") == {"local": 500_000, "shm": 0, "tcp": 0}, "not what it put"
     assert neighbour("result = len(store.get('k'))") == 1_000_000
     assert neighbour("result = store.transfer_stats()") == {"local": 0, "shm": 1_000_000, "tcp": 0}
     put, got, equal, _ = reader(MULTI, keys=8, pieces=16, size=16384, registered=True)
