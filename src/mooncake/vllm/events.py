@@ -75,7 +75,8 @@ class Events:
             hashes.refresh()
         stored: list[tuple[Key, BlockStored | None]] = []
         for blocks in plan.saves:
-            owner = next((each for each in known if blocks.hashes[0] in each.places), None)
+            # Who has the last has all: hashes are chained.
+            owner = next((each for each in known if blocks.hashes[-1] in each.places), None)
             for value in blocks.hashes:
                 event = self._stored(owner, blocks.group, value) if owner is not None else None
                 stored.append(((blocks.group, value), event))
