@@ -52,6 +52,11 @@ class Groups:
         """How many of a request's tokens have hashes."""
         return len(request.block_hashes) * self.hash_size
 
+    def hash_at(self, request: Any, end: int) -> bytes:
+        """That which names a request's tokens up to `end`, a multiple of a unit."""
+        value: bytes = request.block_hashes[end // self.hash_size - 1]
+        return value
+
     def hashes(self, request: Any, start: int, end: int, size: int) -> list[bytes]:
         """Those that name a request's blocks of `size` tokens from token `start` to `end`, which they divide."""
         each = self.hash_size

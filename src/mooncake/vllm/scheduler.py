@@ -86,6 +86,9 @@ class SchedulerHalf:
         if state is None:
             state = self._requests[request.request_id] = _Request(request, len(self._groups.all))
         state.offer = None
+        lookup = state.lookup
+        if lookup is not None and not lookup.answered and time.monotonic() - lookup.asked < self._budget:
+            return None, False  # of a hundred requests that wait most are here, with every step
         first = local // self._unit
         last: int = min(self._groups.hashed(request), request.num_tokens - 1) // self._unit
         if state.limit is not None:
@@ -94,16 +97,14 @@ class SchedulerHalf:
             return 0, False
         if len(self._heads) < self._workers:
             return (None if time.monotonic() - state.arrived < _HEADS_LIMIT else 0), False
-        (unit,) = self._groups.hashes(request, local, local + self._unit, self._unit)
-        owner = self._loading.get(unit)
+        owner = self._loading.get(self._groups.hash_at(request, local + self._unit)) if self._loading else None
         if owner is not None and owner != request.request_id:
             return None, False  # what it needs is on its way already, and will be a local hit
-        lookup = state.lookup
         if lookup is None or not lookup.serves(first):
             lookup = state.lookup = self._ask(state, first, last)
-        if not lookup.answered:
-            if time.monotonic() - lookup.asked < self._budget:
+            if not lookup.answered:
                 return None, False
+        if not lookup.answered:
             lookup.settle(0, "late")
         if not lookup.counted:
             self._count(lookup)
