@@ -25,7 +25,7 @@ class Cutting(NamedTuple):
     most: int
 
 
-LISTS = Cutting(32 << 20, 1.4, 256 << 20, 1 << 62)
+LISTS = Cutting(32 << 20, 1.4, 64 << 20, 1 << 62)
 
 
 def parts_of(client: "StoreClient", totals: list[int], address: int, cutting: Cutting) -> list[slice]:
