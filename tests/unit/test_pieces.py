@@ -91,6 +91,19 @@ def test_part_is_a_cut_of_the_whole(layout, data):
     assert got == every[start : start + length]
 
 
+@given(
+    st.lists(st.lists(st.integers(1, 1 << 62), max_size=4), min_size=1, max_size=4),
+    st.lists(st.integers(0, 9), max_size=4),
+    st.integers(1, 5),
+)
+def test_lists_are_flattened_the_same_whether_or_not_they_are_equal(ragged, sizes, count):
+    for lists in (ragged, [sizes] * count, [list(sizes) for _ in range(count)], tuple(ragged)):
+        lengths = [[7] * len(each) for each in lists]
+        flat = [number for each in lists for number in each]
+        assert p.flatten(lists, lengths).addresses.tolist() == flat
+        assert p.flatten(lengths, lists).lengths.tolist() == [number for number in flat if number]
+
+
 def test_more_pieces_than_a_system_call_takes():
     count = 5000
     source = memory(4)

@@ -4,9 +4,10 @@ from mooncake.installed_once import refuse_if_cpp_installed
 
 refuse_if_cpp_installed()
 
+from typing import TYPE_CHECKING, Any  # noqa: E402
+
 from mooncake.store.buffer_pool import BufferLease, BufferPool, _get_pyclient_from_wrapper  # noqa: E402
 from mooncake.store.buffers import BufferHandle  # noqa: E402
-from mooncake.store.engram import EngramStore, EngramStoreConfig  # noqa: E402
 from mooncake.store.host_memory import (  # noqa: E402
     MooncakeHostMemAllocator,
     get_alloc_func_addr,
@@ -34,6 +35,9 @@ from mooncake.store.types import (  # noqa: E402
     TaskStatus,
     TaskType,
 )
+
+if TYPE_CHECKING:
+    from mooncake.store.engram import EngramStore, EngramStoreConfig
 
 RegisteredBufferPool = BufferPool
 RegisteredBufferLease = BufferLease
@@ -78,3 +82,11 @@ __all__ = [
     "get_alloc_func_addr",
     "get_free_func_addr",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("EngramStore", "EngramStoreConfig"):  # with numpy, which the others leave to the first setup
+        from mooncake.store import engram
+
+        return getattr(engram, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,22 +12,23 @@ from mooncake.store.gets import get_steps
 from mooncake.store.member import INVALID, Member, NotSetUpError
 from mooncake.store.puts import store_steps
 from mooncake.store.vectors import Cutting, parts_of
-from mooncake.transfer.blocks import MANY, BlockVector
 from mooncake.transfer.steps import overlap
 
 if TYPE_CHECKING:
     from mooncake.client.client import StoreClient
     from mooncake.client.put import PiecesOf
     from mooncake.store.gets import VectorsOf
+    from mooncake.transfer.blocks import BlockVector
 
-CUTTING = Cutting(16 << 20, 3, 512 << 20, MANY)
+_MANY = 480  # numpy gives the interpreter lock up for arrays of over 500 items
+CUTTING = Cutting(16 << 20, 3, 512 << 20, _MANY)
 TRANSFER_FAIL = int(ErrorCode.TRANSFER_FAIL)
 
 
 class Blocks(Member):
     """Keys and blocks are as many, in the same order; a value is a block's bytes."""
 
-    def put_from_blocks(self, keys: Sequence[str], blocks: BlockVector) -> list[int]:
+    def put_from_blocks(self, keys: Sequence[str], blocks: "BlockVector") -> list[int]:
         """Store blocks: 0 or a negative code a key; what exists already is not copied."""
         try:
             client = self._joined()
@@ -49,7 +50,7 @@ class Blocks(Member):
         )
         return list(chain.from_iterable(stored))
 
-    def get_into_blocks(self, keys: Sequence[str], blocks: BlockVector) -> list[int]:
+    def get_into_blocks(self, keys: Sequence[str], blocks: "BlockVector") -> list[int]:
         """Copy values to blocks: 0 or a negative code a key; a value of another size is an error."""
         try:
             client = self._joined()
@@ -60,7 +61,7 @@ class Blocks(Member):
         def fits(_: int, found: int) -> int:
             return 0 if found == size else TRANSFER_FAIL
 
-        def vectors(part: BlockVector) -> "VectorsOf":
+        def vectors(part: "BlockVector") -> "VectorsOf":
             return lambda chosen, _: _vectors(part.of([part.blocks[i] for i in chosen]))
 
         got = overlap(
@@ -70,11 +71,11 @@ class Blocks(Member):
         return [min(code, 0) for code in chain.from_iterable(got)]
 
 
-def _parts(client: "StoreClient", blocks: BlockVector) -> list[slice]:
+def _parts(client: "StoreClient", blocks: "BlockVector") -> list[slice]:
     sizes = [blocks.shape.block_bytes] * len(blocks.blocks)
     return parts_of(client, sizes, int(blocks.shape.bases[0]), CUTTING)
 
 
-def _vectors(blocks: BlockVector) -> "PiecesOf":
+def _vectors(blocks: "BlockVector") -> "PiecesOf":
     """All blocks, or some of them by their places."""
     return lambda values: blocks if len(values) == len(blocks.blocks) else blocks.of([blocks.blocks[i] for i in values])

@@ -8,7 +8,7 @@ from mooncake.errors import ErrorCode, StoreError
 from mooncake.rpc.messages import Found
 from mooncake.store.buffers import BufferHandle, new_bytes
 from mooncake.store.member import INVALID, Member, NotSetUpError
-from mooncake.store.vectors import Lists, Vectors, is_sound, parts_of_lists, pieces_by_value, trust_of
+from mooncake.store.vectors import Lists, Vectors, is_sound, parts_of_lists, pieces_by_value, totals_of, trust_of
 from mooncake.transfer.steps import finish, overlap
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class Gets(Member):
             client = self._joined()
         except NotSetUpError:
             return [INVALID] * len(keys)
-        rooms = list(map(sum, all_sizes))
+        rooms = totals_of(all_sizes)
         parts = parts_of_lists(client, rooms, all_buffer_ptrs)
         got = overlap(
             self._fill_exactly(client, keys[part], all_buffer_ptrs[part], all_sizes[part], rooms[part])

@@ -8,7 +8,7 @@ from mooncake.errors import ErrorCode
 from mooncake.store.buffers import source_of
 from mooncake.store.member import INVALID, Member, NotSetUpError
 from mooncake.store.types import ReplicateConfig
-from mooncake.store.vectors import Vectors, is_sound, parts_of_lists, pieces_by_value, trust_of
+from mooncake.store.vectors import Vectors, is_sound, parts_of_lists, pieces_by_value, totals_of, trust_of
 from mooncake.transfer.steps import finish, overlap
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class Puts(Member):
             options = config.options(len(keys), same_node_allowed)
             if options is None:
                 return [INVALID] * len(keys)
-        totals = list(map(sum, sizes))
+        totals = totals_of(sizes)
         parts = parts_of_lists(client, totals, addresses)
         if len(parts) == 1:
             return finish(self._put_steps(client, keys, totals, addresses, sizes, options, checked, largest))

@@ -54,6 +54,13 @@ def parts_of_lists(client: "StoreClient", totals: list[int], addresses: Lists) -
     return parts_of(client, totals, addresses[0][0], LISTS)
 
 
+def totals_of(sizes: Lists) -> list[int]:
+    """Bytes of each value."""
+    from mooncake.transfer.pieces import are_equal
+
+    return [sum(sizes[0])] * len(sizes) if are_equal(sizes) else list(map(sum, sizes))
+
+
 def trust_of(client: "StoreClient", checked: bool, write: bool) -> "Trust":
     if checked:
         return lambda _: True

@@ -13,8 +13,6 @@ import numpy as np
 
 from mooncake.transfer.pieces import Int64Array, Pieces
 
-MANY = 480  # numpy gives the interpreter lock up for arrays of over 500 items
-
 
 class BlockShape:
     """Piece p of block b is `sizes[p]` > 0 bytes at `bases[p] + b * strides[p]`; a block is its pieces in order."""

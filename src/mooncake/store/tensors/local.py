@@ -5,16 +5,16 @@ A *local* tensor is cut and joined as bytes, so that torch is only imported wher
 
 import ctypes
 import sys
-from typing import Any, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mooncake.errors import TransferError
 from mooncake.store.tensors.header import DTYPES, ITEM_SIZES, MOST_DIMENSIONS, SIZE, Header, unpack
-from mooncake.transfer.process_memory import read_at, write_at
 
-Bytes = npt.NDArray[np.uint8]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Bytes = npt.NDArray[np.uint8]
 
 
 class Local(NamedTuple):
@@ -26,8 +26,10 @@ class Local(NamedTuple):
     on_device: bool = False
 
     @property
-    def data(self) -> Bytes:
+    def data(self) -> "Bytes":
         """As bytes, without a copy."""
+        import numpy as np
+
         if not self.header.data_size:
             return np.empty(0, np.uint8)
         memory: Any = (ctypes.c_uint8 * self.header.data_size).from_address(self.address)
@@ -49,6 +51,8 @@ def from_torch(tensor: Any) -> Local | None:
 
 def from_bytes(raw: bytes) -> Local | None:
     """A header and data; None if they are no tensor."""
+    import numpy as np
+
     header = unpack(raw, len(raw))
     if header is None:
         return None
@@ -58,6 +62,8 @@ def from_bytes(raw: bytes) -> Local | None:
 
 def header_at(address: int, size: int) -> Header | None:
     """What the tensor of `size` bytes at an address is; None if there is none."""
+    from mooncake.transfer.process_memory import read_at
+
     if address <= 0 or size < SIZE:
         return None
     try:
@@ -68,6 +74,8 @@ def header_at(address: int, size: int) -> Header | None:
 
 def from_address(address: int, size: int) -> Local | None:
     """A copy of the tensor of `size` bytes, header and data, at an address; None if there is none."""
+    from mooncake.transfer.process_memory import read_at
+
     if header_at(address, size) is None:
         return None
     try:
@@ -105,6 +113,8 @@ def torch_at(header: Header, address: int, owner: Any = None) -> Any:
 
 def write_to(local: Local, address: int, size: int) -> bool:
     """Copy header and data to an address with room for `size` bytes; whether that could be."""
+    from mooncake.transfer.process_memory import write_at
+
     raw = local.header.pack() + local.data.tobytes()
     if address <= 0 or len(raw) > size:
         return False
@@ -126,6 +136,8 @@ def cut(local: Local, dim: int, rank: int, count: int) -> Local | None:
 
 def take(local: Local, dim: int, start: int, extent: int) -> Local:
     """Steps [start, start + extent) of a dimension, as a whole of their own."""
+    import numpy as np
+
     shape = local.header.shape
     part = (*shape[:dim], extent, *shape[dim + 1 :])
     header = Header(local.header.dtype, part, part)
@@ -139,6 +151,8 @@ def take(local: Local, dim: int, start: int, extent: int) -> Local:
 
 def join(parts: list[Local], dim: int) -> Local | None:
     """Parts side by side along a dimension; None if they do not fit one another."""
+    import numpy as np
+
     first = parts[0].header
     if not 0 <= dim < len(first.shape):
         return None
@@ -152,7 +166,7 @@ def join(parts: list[Local], dim: int) -> Local | None:
     return _local(Header(first.dtype, whole, whole), np.concatenate([_rows(part, dim) for part in parts], axis=1))
 
 
-def _local(header: Header, array: Bytes) -> Local:
+def _local(header: Header, array: "Bytes") -> Local:
     return Local(header, int(array.ctypes.data), array)
 
 
@@ -164,7 +178,7 @@ def _inner(header: Header, dim: int) -> int:
     return size
 
 
-def _rows(local: Local, dim: int) -> Bytes:
+def _rows(local: Local, dim: int) -> "Bytes":
     """The data as rows, in each of which a dimension's steps follow one another."""
     outer = 1
     for extent in local.header.shape[:dim]:

@@ -1,0 +1,20 @@
+"""What the drop-in modules import before anything is set up: a private server boots while the rest is imported."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize("module", ["mooncake.store", "mooncake.engine"])
+def test_nothing_large(module):
+    program = f"import sys, {module}; print([name for name in sys.modules if name in ('numpy', 'torch', 'aiohttp', 'asyncio')])"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+def test_what_needs_numpy_comes_when_it_is_named():
+    import mooncake.store
+
+    assert mooncake.store.EngramStore.__name__ == "EngramStore"
+    with pytest.raises(AttributeError, match="no attribute 'EngramShop'"):
+        _ = mooncake.store.EngramShop
