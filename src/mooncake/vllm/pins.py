@@ -34,6 +34,13 @@ class Known:
         if len(known) > _MOST_KNOWN:
             known.clear()
 
+    def forget(self, hashes: list[bytes]) -> None:
+        """The pool lacks these, or some of them: they are offered again."""
+        for known in self._until:
+            if known:
+                for value in hashes:
+                    known.pop(value, None)
+
     def clear(self) -> None:
         for known in self._until:
             known.clear()

@@ -127,6 +127,8 @@ class SchedulerHalf:
     def _count(self, lookup: Lookup) -> None:
         lookup.counted = True
         asked = len(lookup.hashes) // lookup.step
+        if not lookup.reason:
+            self._saving.known.forget(lookup.hashes[lookup.count * lookup.step :])
         self.tally.add(
             "lookup_exists",
             lookup.answered - lookup.asked,
@@ -214,6 +216,9 @@ class SchedulerHalf:
         """It is over on all workers: nobody writes to its blocks any more."""
         state.loading = None
         self._loaded.append(load.units)
+        if state.missing:
+            for blocks in load.blocks:
+                self._saving.known.forget(blocks.hashes)
         if state.request.is_finished():
             del self._requests[state.request.request_id]
         elif state.missing:
