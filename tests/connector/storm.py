@@ -165,30 +165,36 @@ class Storm:
             self.counts["tokens from the pool"] += engine.external
 
     def check_pool(self) -> None:
-        """Every value in the pool is that of the tokens in its key."""
+        """Every value in the pool is that of the tokens in its key; there are some, whatever was removed at last."""
         checked: set[str] = set()
         engine = self.engines[0]
         wait_until(lambda: self.master.metric("master_total_capacity_bytes"), 30, "segments are mounted again")
-        for i in range(8):  # so that there are some, whatever was removed at last
-            self.prompts.append([self.random.randrange(5, 1000) for _ in range(200)])
-            engine.add(f"last{i}", self.prompts[-1], 1)
-        self.end()
+        limit = time.monotonic() + END_LIMIT
+        names = [f"values checked of group {group.number}" for group in engine.half._groups.all]
+        while not all(self.counts[name] for name in names) and time.monotonic() < limit:
+            for _ in range(8):
+                self.prompts.append([self.random.randrange(5, 1000) for _ in range(200)])
+                engine.add(f"last{len(self.prompts)}", self.prompts[-1], 1)
+            self.end()
+            for prompt in self.prompts:
+                self.check_prompt(engine, prompt, checked)
+
+    def check_prompt(self, engine: Engine, prompt: list[int], checked: set[str]) -> None:
         groups, shards = engine.half._groups, engine.worker._worker._loader._pool.shards
-        for number, prompt in enumerate(self.prompts):
-            engine.add(f"check{number}", prompt, 1)
-            request = engine.scheduler.requests[f"check{number}"]
-            engine.abort(f"check{number}")
-            expected = numbers(prompt)
-            for group, kind in zip(groups.all, engine.cache.groups, strict=True):
-                size = group.block_size
-                ends = range(size, groups.hashed(request) + 1, size)
-                (shard,) = shards[group.number]
-                keys = [shard.head + groups.hashes(request, end - size, end, size)[0].hex() for end in ends]
-                for end, key, value in zip(ends, keys, self.admin.get_batch(keys) if keys else (), strict=True):
-                    if value and key not in checked:
-                        checked.add(key)
-                        assert kind.check_value(value, expected[:end]), f"{key} holds other tokens' KV"
-                        self.counts[f"values checked of group {group.number}"] += 1
+        engine.add("check", prompt, 1)
+        request = engine.scheduler.requests["check"]
+        engine.abort("check")
+        expected = numbers(prompt)
+        for group, kind in zip(groups.all, engine.cache.groups, strict=True):
+            size = group.block_size
+            ends = range(size, groups.hashed(request) + 1, size)
+            (shard,) = shards[group.number]
+            keys = [shard.head + groups.hashes(request, end - size, end, size)[0].hex() for end in ends]
+            for end, key, value in zip(ends, keys, self.admin.get_batch(keys) if keys else (), strict=True):
+                if value and key not in checked:
+                    checked.add(key)
+                    assert kind.check_value(value, expected[:end]), f"{key} holds other tokens' KV"
+                    self.counts[f"values checked of group {group.number}"] += 1
 
     def close(self) -> None:
         for engine in self.engines:
