@@ -176,14 +176,14 @@ class Storm:
                 self.prompts.append([self.random.randrange(5, 1000) for _ in range(200)])
                 engine.add(f"last{len(self.prompts)}", self.prompts[-1], 1)
             self.end()
-            for prompt in self.prompts:
-                self.check_prompt(engine, prompt, checked)
+            for number, prompt in enumerate(self.prompts):
+                self.check_prompt(engine, f"check{len(self.prompts)}-{number}", prompt, checked)
 
-    def check_prompt(self, engine: Engine, prompt: list[int], checked: set[str]) -> None:
+    def check_prompt(self, engine: Engine, name: str, prompt: list[int], checked: set[str]) -> None:
         groups, shards = engine.half._groups, engine.worker._worker._loader._pool.shards
-        engine.add("check", prompt, 1)
-        request = engine.scheduler.requests["check"]
-        engine.abort("check")
+        engine.add(name, prompt, 1)
+        request = engine.scheduler.requests[name]
+        engine.abort(name)
         expected = numbers(prompt)
         for group, kind in zip(groups.all, engine.cache.groups, strict=True):
             size = group.block_size
