@@ -22,7 +22,8 @@ from mooncake.master.directory import Directory
 from mooncake.master.granting import Wish
 from mooncake.master.membership import Client
 from mooncake.master.pool import Segment
-from mooncake.rpc.messages import Body, Found, Grant, Kill, PutOptions, Record, SegmentInfo
+from mooncake.rpc.messages import Found, Grant, Kill, PutOptions, Record, SegmentInfo
+from mooncake.rpc.record_messages import Body
 from mooncake.transfer.table import COMPLETE, GRANULE, REMOVED, WRITING
 
 TTL = 10.0

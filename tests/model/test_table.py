@@ -4,7 +4,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from mooncake.rpc.messages import Body, Kill
+from mooncake.rpc.messages import Kill
+from mooncake.rpc.record_messages import Body
 from mooncake.segment.owner import Owner
 from mooncake.segment.writers import Writer, Writers
 from mooncake.transfer import table

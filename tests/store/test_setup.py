@@ -100,12 +100,6 @@ def test_what_is_refused(master, fresh, caplog, change, code, word):
     assert not [pid for pid in children(os.getpid()) if "segment" in Path(f"/proc/{pid}/cmdline").read_text()]
 
 
-def test_later_capabilities_are_refused_by_name(master, fresh, caplog):
-    arguments = ("127.0.0.1", "P2PHANDSHAKE", MIB, MIB, "tcp", "", master.address)
-    assert fresh.setup(*arguments, enable_ssd_offload=True, ssd_offload_path="/tmp") == -1
-    assert "enable_ssd_offload" in caplog.records[-1].message
-
-
 def test_rdma_without_a_device_works_and_says_so(master, fresh, caplog):
     with caplog.at_level("INFO"):
         assert fresh.setup("127.0.0.1", "P2PHANDSHAKE", MIB, MIB, "rdma", "mlx5_0", master.address) == 0
@@ -203,7 +197,7 @@ def test_mooncake_client_by_hand(master, make_store, cleanup):
     [
         (["--global_segment_size=0"], "global_segment_size"),
         (["--global_segment_size=lots"], "global_segment_size"),
-        (["--enable_offload=true"], "enable_offload"),
+        (["--enable_offload=true"], "SSD directory"),
         (["--nonsense=1"], "nonsense"),
         (["--master_server_address=127.0.0.1:1"], "127.0.0.1"),
         (["--metadata_server=http://127.0.0.1:1/metadata"], "metadata server at http://127.0.0.1:1/metadata cannot be"),

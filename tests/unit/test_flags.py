@@ -124,13 +124,13 @@ def test_what_is_not_here_is_refused_by_name(flag: Flag) -> None:
 
 @pytest.mark.parametrize(
     "argument",
-    ["--allocation_strategy=cxl", "--allocation_strategy=ssd_free_ratio_first", "--memory_allocator=cachelib"],
+    ["--allocation_strategy=cxl", "--memory_allocator=cachelib"],
 )
 def test_choices_that_are_not_here(argument: str) -> None:
     assert refusal(argument).startswith(f"{argument} needs ")
 
 
-@pytest.mark.parametrize("strategy", ["random", "free_ratio_first", "local_first"])
+@pytest.mark.parametrize("strategy", ["random", "free_ratio_first", "local_first", "ssd_free_ratio_first"])
 def test_choices_that_are_here(strategy: str) -> None:
     assert settings(f"--allocation_strategy={strategy}").values["allocation_strategy"] == strategy
 

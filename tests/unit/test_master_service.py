@@ -17,7 +17,6 @@ from mooncake.rpc.messages import (
     KINDS,
     PROTOCOL,
     Attach,
-    Body,
     Codes,
     Exist,
     Failure,
@@ -41,6 +40,7 @@ from mooncake.rpc.messages import (
     Unmount,
     encode,
 )
+from mooncake.rpc.record_messages import Body
 from mooncake.transfer.table import COMPLETE, REMOVED, WRITING
 from tests.unit.master_wire import Owner, Wire, master, open_client, open_owner
 

@@ -7,10 +7,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from mooncake.master.counters import Counters
-from mooncake.master.directory import SegmentView, Totals
 from mooncake.master.metric_table import COUNTERS, GAUGES, OWN_GAUGES, SEGMENT_GAUGES, VALUE_SIZES
 from mooncake.master.metrics import Metrics
 from mooncake.master.summary import Summary, size_text
+from mooncake.master.views import SegmentView, Totals
 
 # Of the drop-in's 138 names, those whose form is easily lost.
 ODD_COUNTERS = ("mem_cache_hit_nums_", "file_cache_hit_nums_", "valid_get_nums_", "total_get_nums_")
@@ -33,6 +33,7 @@ def service() -> SimpleNamespace:
     counters.value_bytes = 1 << 41
     totals = Totals(
         key_count=7,
+        in_memory=6,
         soft_pinned=1,
         allocated_bytes=3 << 30,
         capacity_bytes=4 << 30,
@@ -42,6 +43,7 @@ def service() -> SimpleNamespace:
         open_puts=4,
         discarded_bytes=512,
         clients=5,
+        disks={"file_cache_nums_": 3},
     )
     segments = [segment("a", 100, 10), segment('odd"name\\', 5, 0), segment("a", 200, 20)]
     directory = SimpleNamespace(totals=lambda: totals, segments=lambda: segments)

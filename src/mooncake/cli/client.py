@@ -33,9 +33,21 @@ def _parser() -> argparse.ArgumentParser:
     add("--local_buffer_size", type=size, default="0", help="accepted; a segment server needs no buffer")
     add("--threads", type=whole, default=1, help="accepted; every tcp stream has a thread of its own")
     add("--tenant_id", default="default", help="accepted; tenants come with a later version")
-    add("--enable_offload", type=truth, nargs="?", const=True, default=False, help="not supported by this version")
     add(
-        "--start_offload_rpc_server", type=truth, nargs="?", const=True, default=True, help="accepted; nothing to serve"
+        "--enable_offload",
+        type=truth,
+        nargs="?",
+        const=True,
+        default=False,
+        help="keep values on disk too, in the directory $MOONCAKE_OFFLOAD_FILE_STORAGE_PATH (/data/file_storage)",
+    )
+    add(
+        "--start_offload_rpc_server",
+        type=truth,
+        nargs="?",
+        const=True,
+        default=True,
+        help="accepted; values on disk are served on the data port",
     )
     add("--enable_http_server", type=truth, nargs="?", const=True, default=False, help="serve /health and /metrics")
     add("--http_port", type=whole, default=9300, help="port of --enable_http_server (default %(default)s)")
@@ -62,6 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _serve(options: argparse.Namespace) -> int:
     from mooncake.client.session import ClientConfig
+    from mooncake.offload import offload_settings
     from mooncake.rpc.messages import Serve
     from mooncake.rpc.task_messages import Introduction
     from mooncake.segment.desk import open_desk
@@ -78,8 +91,6 @@ def _serve(options: argparse.Namespace) -> int:
         master=options.master_server_address,
     )
     config.check()
-    if options.enable_offload:
-        raise ConfigError("--enable_offload is not supported by this version; leave it out")
     if not config.segment_size:
         raise ConfigError("--global_segment_size is 0: there is nothing to contribute; expected a size such as 4GB")
     host = _reachable(options.host)
@@ -99,6 +110,7 @@ def _serve(options: argparse.Namespace) -> int:
             socket_dir=config.socket_dir,
             metadata=config.metadata,
             endpoint=f"{host}:{options.port}" if config.metadata else "",
+            disk=offload_settings("", config.segment_size) if options.enable_offload else None,
         )
     )
     for number in (signal.SIGINT, signal.SIGTERM):

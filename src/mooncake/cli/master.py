@@ -143,6 +143,17 @@ def _master_config(settings: Settings) -> MasterConfig:
         pending_task_timeout_s=float(values["pending_task_timeout_sec"]),
         processing_task_timeout_s=float(values["processing_task_timeout_sec"]),
         max_task_retries=int(values["max_retry_attempts"]),
+        enable_offload=bool(values["enable_offload"]),
+        offload_on_evict=bool(values["offload_on_evict"]),
+        offload_force_evict=bool(values["offload_force_evict"]),
+        offloading_queue_limit=int(values["offloading_queue_limit"]),
+        offload_cap_ratio=float(values["offload_cap_ratio"]),
+        enable_disk_eviction=bool(values["enable_disk_eviction"]),
+        disk_quota=int(values["quota_bytes"]),
+        promotion_on_hit=bool(values["promotion_on_hit"]),
+        promotion_admission_threshold=int(values["promotion_admission_threshold"]),
+        promotion_queue_limit=int(values["promotion_queue_limit"]),
+        promotion_max_per_heartbeat=int(values["promotion_max_per_heartbeat"]),
     )
 
 

@@ -69,7 +69,7 @@ class PrivateServer:
             raise ConfigError(DECODERS[KINDS[Failure]].decode(frames[0].body).text)  # type: ignore[attr-defined]
         serving = DECODERS[KINDS[Serving]].decode(frames[0].body)
         assert isinstance(serving, Serving)
-        return serving, SegmentMemory(descriptors[0], descriptors[1], self._config.size)
+        return serving, SegmentMemory(descriptors[0], descriptors[1], self._config.memory)
 
     @property
     def pid(self) -> int:

@@ -5,6 +5,7 @@ import os
 from typing import TYPE_CHECKING, Protocol
 
 from mooncake.client.attachments import Attachments
+from mooncake.client.disk import DiskReads
 from mooncake.client.get import GetPipeline
 from mooncake.client.leases import LeaseReturns
 from mooncake.client.mounts import Mounts
@@ -49,7 +50,8 @@ class StoreClient:
         self.mounts = Mounts(session, self.attachments)
         self.puts = PutPipeline(self.rpc, self.attachments, session.client_id)
         self._returns = LeaseReturns(self.rpc)
-        self.gets = GetPipeline(self.rpc, self.attachments, self._returns)
+        self._disks = DiskReads(self.attachments, session.hello, self.config.transfer_limit)
+        self.gets = GetPipeline(self.rpc, self.attachments, self._returns, self._disks)
         self.put_sessions = PutSessions(self.puts)
         self.get_sessions = GetSessions(self.gets)
         if session.server is not None:
@@ -87,6 +89,7 @@ class StoreClient:
         if self._session.server is not None:
             self._session.server.close()
         self._returns.close()
+        self._disks.close()
         self.attachments.close()
         self._session.close()
         self.registered.clear()

@@ -2,12 +2,13 @@
 
 import itertools
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from mooncake.client.attachments import Attachments
+from mooncake.client.disk import DiskCut, DiskReads
 from mooncake.client.leases import LeaseReturns
 from mooncake.client.put import PiecesOf, Trust
 from mooncake.errors import ErrorCode, StoreError, TransferError
@@ -17,6 +18,7 @@ from mooncake.transfer.pieces import Pieces, pieces_of
 from mooncake.transfer.steps import finish
 
 LEASE_MARGIN = 0.02  # of the lease, for the difference of two clocks' rates
+ON_DISK = 4  # farther away than any memory (see Attachments.distance)
 
 
 def now() -> float:
@@ -33,8 +35,9 @@ class Located(NamedTuple):
 
 
 class GetPipeline:
-    def __init__(self, rpc: Client, attachments: Attachments, returns: LeaseReturns) -> None:
+    def __init__(self, rpc: Client, attachments: Attachments, returns: LeaseReturns, disks: DiskReads) -> None:
         self._rpc = rpc
+        self._disks = disks
         self._returns = returns
         self._attachments = attachments
 
@@ -75,7 +78,7 @@ class GetPipeline:
                 return address
             place = found.places[0]
             mapped = None
-            if len(found.places) == 1 and len(place) == 3:
+            if len(found.places) == 1 and len(place) == 3 and place[0] > 0:
                 mapped = self._attachments.enter_mapped(place[0])
             if mapped is None:
                 pieces = pieces_of([address], [size])
@@ -111,18 +114,54 @@ class GetPipeline:
         }
         while left:
             failed: list[int] = []
-            for segment, share in self._by_segment(left).items():
-                code = yield from self._read(segment, share, pieces_of, deadline, trust)
-                if code:
-                    failed += [value for value, _, _ in share]
-                    for value, _, _ in share:
-                        codes[value] = code
+            shares = self._by_segment(left)
+            for segment in sorted(shares, reverse=True):  # what is on disk last: that may take longer than the lease
+                share = shares[segment]
+                if segment < 0:
+                    got = self._read_disk(-segment, share, pieces_of, trust)
+                else:
+                    got = yield from self._read(segment, share, pieces_of, deadline, trust)
+                for cut, code in zip(share, got, strict=True):
+                    if code:
+                        failed.append(cut.value)
+                        codes[cut.value] = code
             left = {i: left[i][1:] for i in dict.fromkeys(failed) if len(left[i]) > 1 and now() < deadline}
             for i in left:
                 codes[i] = 0
         return codes
 
     def _read(
+        self, segment: int, share: "list[_Cut]", pieces_of: PiecesOf, deadline: float, trust: Trust
+    ) -> Generator[None, None, list[int]]:
+        """A code for all of the share."""
+        code = yield from self._read_all(segment, share, pieces_of, deadline, trust)
+        return [code] * len(share)
+
+    def _read_disk(self, segment: int, share: "list[_Cut]", pieces_of: PiecesOf, trust: Trust) -> list[int]:
+        """Values that are on the disk of the server of `segment`: a code each."""
+        cuts = []
+        for cut in share:
+            seq, *range_of = cut.ranges
+            start, length = range_of if len(range_of) == 2 else (0, range_of[0])
+            cuts.append(DiskCut(cut.value, seq, start, length))
+
+        def copy(some: Sequence[DiskCut], ranges: list[int]) -> int:
+            vector = pieces_of([cut.value for cut in some])
+            try:
+                with self._attachments.use(segment) as transport:
+                    finish(transport.get_steps(ranges, vector, trust(vector)))
+            except (TransferError, StoreError) as error:
+                return int(error.code)
+            self._attachments.count(segment, vector.total)
+            return 0
+
+        try:
+            return self._disks.read(segment, cuts, copy)
+        except (TransferError, StoreError) as error:
+            self._attachments.forget(segment)
+            return [int(error.code)] * len(share)
+
+    def _read_all(
         self, segment: int, share: "list[_Cut]", pieces_of: PiecesOf, deadline: float, trust: Trust
     ) -> Generator[None, None, int]:
         ranges = list(itertools.chain.from_iterable(cut.ranges for cut in share))
@@ -144,7 +183,7 @@ class GetPipeline:
         shares: dict[int, list[_Cut]] = {}
         for value, replicas in left.items():
             place = replicas[0]
-            if len(place) == 3:
+            if len(place) == 3 or place[0] < 0:
                 shares.setdefault(place[0], []).append(_Cut(value, None, place[1:]))
                 continue
             runs = _runs(place)
@@ -157,6 +196,8 @@ class GetPipeline:
         return shares
 
     def _distance(self, place: list[int]) -> int:
+        if place[0] < 0:
+            return ON_DISK
         return max(self._attachments.distance(place[at]) for at in range(0, len(place), 3))
 
 
@@ -186,7 +227,10 @@ def _runs(place: list[int]) -> list[tuple[int, list[int]]]:
 
 
 def slice_place(place: list[int], start: int, length: int) -> list[int]:
-    """The place of bytes [start, start + length) of a value at `place`."""
+    """The place of bytes [start, start + length) of a value at `place`.  Of one on disk: [-segment, number, start,
+    length]."""
+    if place[0] < 0:
+        return [*place[:2], start, length]
     out: list[int] = []
     for at in range(0, len(place), 3):
         segment, offset, size = place[at : at + 3]

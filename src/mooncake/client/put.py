@@ -9,7 +9,8 @@ import numpy as np
 from mooncake.client.attachments import Attachments
 from mooncake.errors import ErrorCode, StoreError, TransferError, UnsoundError
 from mooncake.rpc.client import Client
-from mooncake.rpc.messages import Body, Codes, Grant, Kept, Part, PutEnd, PutOptions, PutStart, PutStarted, WriteRecord
+from mooncake.rpc.messages import Codes, Grant, Kept, PutEnd, PutOptions, PutStart, PutStarted, WriteRecord
+from mooncake.rpc.record_messages import Body, Part
 from mooncake.transfer.pieces import Pieces, pieces_of
 from mooncake.transfer.steps import finish
 

@@ -18,6 +18,7 @@ from mooncake.client.child import PrivateServer
 from mooncake.config_text import environment_whole
 from mooncake.errors import ConfigError
 from mooncake.rpc.client import Client, parse_address
+from mooncake.rpc.disk_messages import DiskSettings
 from mooncake.rpc.messages import PROTOCOL, Codes, Hello, Ping, Serve
 from mooncake.transfer.host import host_id
 from mooncake.transfer.listening import join_host, listen_address, split_host
@@ -55,6 +56,7 @@ class ClientConfig:
     max_data_port: int = field(default_factory=lambda: environment_whole("MC_MAX_RPC_PORT", 17000))
     bind_address: str = field(default_factory=lambda: os.environ.get("MC_TCP_BIND_ADDRESS", ""))
     socket_dir: str = field(default_factory=lambda: os.environ.get("MC_SHM_SOCKET_DIR", ""))
+    disk: DiskSettings | None = None  # the SSD tier of our segment server
     shares_engine: bool = False  # a transfer engine of ours has the same name
     is_dummy: bool = False  # set up against a `mooncake_client`
 
@@ -176,4 +178,5 @@ class Session:
             socket_dir=config.socket_dir,
             metadata=config.metadata,
             endpoint=self.name if config.metadata or config.shares_engine else "",
+            disk=config.disk,
         )

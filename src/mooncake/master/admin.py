@@ -143,7 +143,7 @@ class AdminServer:
                 "error": None if places is not None else ErrorCode.OBJECT_NOT_FOUND.name,
                 "values": places,
                 "disk_values": None,
-                "local_disk_values": None,
+                "local_disk_values": self._on_disk(key) or None,
                 "nof_values": None,
             }
             if len(found) % _SLICE == 0:
@@ -186,6 +186,17 @@ class AdminServer:
                     }
                 )
         return places
+
+    def _on_disk(self, key: str) -> list[dict[str, object]]:
+        """Whose disk has the value of a key."""
+        found = self._directory.peek(key)
+        if found is None:
+            return []
+        return [
+            {"object_size_": found.size, "client_id": info.client, "transport_endpoint_": info.shown}
+            for number, *_ in found.places
+            for info in self._directory.segment_infos([-number])
+        ]
 
     # ------------------------------------------------------------ segments
 

@@ -7,11 +7,12 @@ makes a value disappear (removal, eviction, a newer put, loss of its segments) c
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 
 from mooncake.master.config import MasterConfig
 from mooncake.master.counters import Counters
+from mooncake.master.disks import Disks
 from mooncake.master.eviction import EvictionPolicy, Fresh, Lru
 from mooncake.master.keymap import KeyMap
 from mooncake.master.leases import ProbeLeases, ReadLease, ReadLeases
@@ -21,12 +22,17 @@ from mooncake.master.objects import (
     HARD_PIN,
     REPLICATING,
     SOFT_PIN,
+    UNWRITABLE,
+    WRITING,
     Group,
     Object,
+    PartAt,
     Replica,
     Unit,
+    in_memory,
     is_leased,
     lay,
+    on_disk,
     parts,
     replicas,
 )
@@ -55,6 +61,8 @@ class Catalog:
         self.probes = ProbeLeases(ttl)
         self.reads = ReadLeases(ttl, pool.term << 20)
         self.soft_pinned = 0
+        self.only_on_disk = 0
+        self.disks = Disks(config, counters, pool, self, tombstones)
         self.newest_seq: Callable[[], int] = int  # of the directory
         self._idle = policy()
         self._fresh = Fresh(policy(), ttl)
@@ -70,6 +78,8 @@ class Catalog:
     def insert(self, obj: Object, group: str, soft_until: float, now: float) -> None:
         """A value became readable.  Its key is not there; `soft_until` 0: no soft pin."""
         self.objects.insert(obj)
+        if not in_memory(obj):
+            self.only_on_disk += 1
         if group:
             self._join(obj, group)
         if soft_until > now:
@@ -113,8 +123,25 @@ class Catalog:
         self._tombstones.note(obj.key, obj.seq)
         self._drop(obj, now)
 
+    def lose(self, obj: Object, now: float) -> None:
+        """The last copy of `obj` is gone; what is left of its group is of no use either."""
+        lost: list[Object] = [obj]
+        if obj.group is not None and not (obj.group.readers or obj.group.open or obj.group.pins):
+            lost = list(obj.group.members.values())
+        for one in lost:
+            self._counters["master_evicted_key_count"] += 1
+            self._counters["master_evicted_size_bytes"] += one.size
+            if one is obj:
+                self._drop(one, now)
+            else:
+                self.forget(one, now)
+
     def _drop(self, obj: Object, now: float) -> None:
         self.objects.pop(obj.key)
+        if not in_memory(obj):
+            self.only_on_disk -= 1
+        if obj.disk is not None or obj.flags & WRITING:
+            self.disks.forget(obj)
         group = obj.group
         if group is None:
             self._take_out(obj)
@@ -144,14 +171,27 @@ class Catalog:
             (dropped if lost(i, replica) else kept).append(replica)
         if not kept:
             return False
-        for replica in dropped:
-            for part in replica:
-                if obj.readers:
-                    self._pool.kill_after(part, obj.seq, now + self._ttl)
-                else:
-                    self._pool.kill(part, obj.seq, now, clean=False)
+        self._give_back(obj, [part for replica in dropped for part in replica], now, clean=False)
         lay(obj, tuple(kept))
         return True
+
+    def _give_back(self, obj: Object, lost: list[PartAt], now: float, *, clean: bool) -> None:
+        """Take these parts of `obj`, which stays, out of memory."""
+        self.disks.lose_parts(obj, lost)
+        for part in lost:
+            if obj.readers:
+                self._pool.kill_after(part, obj.seq, now + self._ttl)
+            else:
+                self._pool.kill(part, obj.seq, now, clean=clean)
+
+    def add_replicas(self, obj: Object, added: Iterable[Replica], now: float) -> None:
+        """`obj`, which is there, has more replicas in memory; perhaps its only ones."""
+        more = tuple(added)
+        if more and not in_memory(obj):
+            self.only_on_disk -= 1
+        lay(obj, (*replicas(obj), *more))
+        obj.flags &= ~UNWRITABLE  # another server may have a disk that takes it
+        self.settle(obj.unit(), now)
 
     def clear(self, keys: list[str], segment: str, client: str, now: float) -> list[str]:
         """Drop the replicas in `segment` ("": all) of what `client` wrote and nobody has leased; of which keys."""
@@ -161,11 +201,19 @@ class Catalog:
         obj = self.objects.get(key)
         if obj is None or obj.client != client or obj.flags & REPLICATING or is_leased(obj, now):
             return False
-        there = [any(part.segment.name == segment for part in replica) for replica in replicas(obj)]
-        if not segment or all(there):
+        if not segment:
             self.forget(obj, now)
             return True
-        return any(there) and self.lose_replicas(obj, lambda i, _: there[i], now)
+        there = [any(part.segment.name == segment for part in replica) for replica in replicas(obj)]
+        if not any(there):
+            return False
+        if self.lose_replicas(obj, lambda i, _: there[i], now):
+            self.settle(obj.unit(), now)  # it may have waited to be written
+        elif on_disk(obj):
+            self._leave_memory(obj, now)
+        else:
+            self.forget(obj, now)
+        return True
 
     def purge(self, segment: Segment, clock: Callable[[], float]) -> Iterator[None]:
         """After `segment` was dropped from the pool: forget what was only there, in steps."""
@@ -173,8 +221,12 @@ class Catalog:
         for some in self.objects.slices():
             now = clock()
             for obj in some:
-                flat = obj.segment
-                if flat is segment or (flat is None and any(part.segment is segment for part in parts(obj))):
+                flat, disk = obj.segment, obj.disk
+                if (
+                    flat is segment
+                    or (disk is not None and disk.segment is segment)
+                    or (flat is None and any(part.segment is segment for part in parts(obj)))
+                ):
                     self._purge_one(obj, segment, now)
             yield
         self._purging -= 1
@@ -183,7 +235,13 @@ class Catalog:
     def _purge_one(self, obj: Object, segment: Segment, now: float) -> None:
         if obj.flags & GONE:
             return
-        if not self.lose_replicas(obj, lambda _, replica: any(part.segment is segment for part in replica), now):
+        if obj.disk is not None and obj.disk.segment is segment:
+            self.disks.detach(obj)
+        if self.lose_replicas(obj, lambda _, replica: any(part.segment is segment for part in replica), now):
+            return
+        if on_disk(obj):
+            self._leave_memory(obj, now)
+        else:
             self._drop(obj, now)  # may be revived: no tombstone
 
     @property
@@ -336,23 +394,48 @@ class Catalog:
                 if part.segment.suspect:  # evicting from it would bring nothing back
                     part.segment.parked.append(unit)
                     return 0
+        if self._config.enable_offload:
+            awaited = self.disks.write_first(unit, objects)
+            if awaited is not None:
+                return awaited
+        freed = sum(part.taken for obj in objects for part in parts(obj))
+        left = [obj for obj in objects if in_memory(obj)]
+        self._count_evicted("_mem", left)
+        if all(map(on_disk, objects)):
+            for obj in left:
+                self._leave_memory(obj, now)
+            return freed
         if isinstance(unit, Group):
             self._tombstones.note_group(unit.name, self.newest_seq())
-        size = freed = 0
+        self._count_evicted("", objects)
         for obj in objects:
-            size += obj.size
-            freed += sum(part.taken for part in parts(obj))
             self.forget(obj, now)
-        counters = self._counters
-        for suffix in ("", "_mem"):
-            counters["master_evicted_key_count" + suffix] += len(objects)
-            counters["master_evicted_size_bytes" + suffix] += size
         return freed
+
+    def _count_evicted(self, suffix: str, objects: list[Object]) -> None:
+        self._counters["master_evicted_key_count" + suffix] += len(objects)
+        self._counters["master_evicted_size_bytes" + suffix] += sum([obj.size for obj in objects])
+
+    def _leave_memory(self, obj: Object, now: float) -> None:
+        """From now on `obj` is only on disk."""
+        self._give_back(obj, list(parts(obj)), now, clean=True)
+        lay(obj, ())
+        self.only_on_disk += 1
+        if obj.group is None:
+            self._take_out(obj)
+
+    def evict_now(self, unit: Unit, now: float) -> None:
+        """`unit` was to leave memory when it is on disk; if nothing keeps it there, it goes."""
+        if not unit.flags & GONE and self._may_go(unit, now):
+            self._take_out(unit)
+            self._evict(unit, now)
 
     def _may_go(self, unit: Unit, now: float) -> bool:
         if unit.lease > now or unit.readers or unit.flags & HARD_PIN:
             return False
-        return not isinstance(unit, Group) or not (unit.open or unit.pins)
+        if isinstance(unit, Group):
+            return not (unit.open or unit.pins) and any(map(in_memory, unit.members.values()))
+        return isinstance(unit, Object) and in_memory(unit)
 
     def _take_out(self, unit: Unit) -> None:
         """Of the order that it is in, if it is in one."""

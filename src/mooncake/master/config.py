@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-STRATEGIES = ("random", "free_ratio_first", "local_first")
+STRATEGIES = ("random", "free_ratio_first", "local_first", "ssd_free_ratio_first")
 
 
 class MasterConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +30,23 @@ class MasterConfig(msgspec.Struct, frozen=True, kw_only=True):
     """0: never; so too processing_task_timeout_s."""
     processing_task_timeout_s: float = 300.0
     max_task_retries: int = 10
+    enable_offload: bool = False
+    offload_on_evict: bool = False
+    """Write values to disk only when they leave memory, not when they are put."""
+    offload_force_evict: bool = False
+    """Values leave memory unwritten, when too many wait to be written."""
+    offloading_queue_limit: int = 50_000
+    """Values that may wait for one tier."""
+    offload_cap_ratio: float = 0.5
+    """Share of that for those whose memory is wanted."""
+    enable_disk_eviction: bool = True
+    disk_quota: int = 0
+    """Bytes a tier may use; 0: as its server sees fit."""
+    promotion_on_hit: bool = False
+    promotion_admission_threshold: int = 2
+    promotion_queue_limit: int = 50_000
+    promotion_max_per_heartbeat: int = 1
+    """Promotions that one server is given at a time."""
     put_wait_s: float = 0.7
     """How long a put may wait for room (a client gives up on an answer after 1 s)."""
     client_gone_s: float = 1.0
@@ -40,5 +57,7 @@ class MasterConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A put without any other room may break probe leases older than this."""
     recovery_window_s: float = 600.0
     """How long a segment that is away is remembered, with the tombstones that it has to learn of."""
+    disk_recovery_window_s: float = 86_400.0
+    """The same where values are on disk too: a machine with disks may be away for longer."""
     assembly_s: float = 60.0
     """How long the parts of a spanning value wait for the segment with the missing ones."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 _SINGLE = (
     "exist_key", "get_replica_list", "put_start", "put_end", "put_revoke", "remove", "remove_all",
-    "remove_by_regex", "ping", "mount_segment", "unmount_segment", "remount_segment",
+    "remove_by_regex", "ping", "evict_disk_replica", "mount_segment", "unmount_segment", "remount_segment",
     "create_copy_task", "create_move_task", "query_task", "update_task",
 )  # fmt: skip
 _BATCH = (
@@ -21,6 +21,13 @@ _EVENTS = (
     "master_evicted_size_bytes", "master_evicted_size_bytes_mem",
     "master_put_start_alloc_failures_total", "master_put_start_partial_allocations_total",
     "master_put_start_discard_cnt", "master_put_start_release_cnt",
+    "mooncake_offload_failed_total", "mooncake_offload_forced_total", "mooncake_offload_refused_total",
+    "mooncake_disk_evicted_total", "file_cache_hit_nums_", "file_cache_hit_bytes_total",
+    "master_promotion_admitted_total", "master_promotion_cancelled_total", "master_promotion_completed_bytes_total",
+    "master_promotion_completed_total", "master_promotion_failed_total", "master_promotion_rejected_frequency_total",
+    "master_promotion_rejected_watermark_total", "master_promotion_candidate_admitted_total",
+    "master_promotion_candidate_dropped_limit_total", "master_promotion_candidate_expired_unevaluated_total",
+    "master_promotion_candidate_recorded_total",
     "mem_cache_hit_nums_", "mem_cache_hit_bytes_total", "total_get_nums_", "valid_get_nums_",
 )  # fmt: skip
 VALUE_SIZE_CLASSES = 64

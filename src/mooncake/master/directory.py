@@ -7,7 +7,7 @@ while it is `busy` (else ten times a second), and sends what `pool.take_outbox()
     Pool       segments, extents, kills            Catalog    complete values, leases, eviction order
     Puts       puts in progress                    Granting   room for new puts
     Recovery   records of returning segments       Clients    who is connected
-    Tasks      replicas being copied or moved
+    Tasks      replicas being copied or moved     Disks      values on disk
 """
 
 from __future__ import annotations
@@ -16,21 +16,32 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from typing import NamedTuple
 
 from mooncake.errors import ErrorCode, StoreError
 from mooncake.master.catalog import Catalog
 from mooncake.master.config import MasterConfig
 from mooncake.master.counters import Counters
+from mooncake.master.disk_recovery import DiskRecovery
 from mooncake.master.granting import SEQ_BITS, Granting
 from mooncake.master.leases import ReadLease
 from mooncake.master.membership import Client, Clients
-from mooncake.master.objects import GONE, REPLICATING, Object, Replica, is_leased, is_mounted, place, replicas
+from mooncake.master.objects import (
+    GONE,
+    REPLICATING,
+    Object,
+    in_memory,
+    is_leased,
+    is_mounted,
+    on_disk,
+    place,
+    replicas,
+)
 from mooncake.master.pool import Pool, Segment
 from mooncake.master.puts import Put, Puts
 from mooncake.master.recovery import Recovery
 from mooncake.master.tasks import Tasks
 from mooncake.master.tombstones import Tombstones
+from mooncake.master.views import SegmentView, Totals
 from mooncake.rpc.message import Message
 from mooncake.rpc.messages import Found, Record, SegmentInfo
 
@@ -52,35 +63,6 @@ def boot_clock() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-class SegmentView(NamedTuple):
-    """A mounted segment as the admin pages show it; `status`: OK, SUSPECT (connection lost) or FILLING."""
-
-    name: str
-    segment: int
-    client: str
-    host: str
-    endpoint: str
-    protocol: str
-    size: int
-    used: int
-    status: str
-
-
-class Totals(NamedTuple):
-    """Figures of the whole pool, bytes where not said otherwise."""
-
-    key_count: int
-    soft_pinned: int
-    allocated_bytes: int
-    capacity_bytes: int
-    quarantined_bytes: int
-    read_leases: int
-    waiting_puts: int
-    open_puts: int
-    discarded_bytes: int
-    clients: int
-
-
 class Directory:
     def __init__(
         self,
@@ -94,12 +76,16 @@ class Directory:
         self.clock = clock
         now = clock()
         self.pool = Pool(term=int(wall() * 1000))
-        self.tombstones = Tombstones(config.recovery_window_s, now)
+        window = config.disk_recovery_window_s if config.enable_offload else config.recovery_window_s
+        self.tombstones = Tombstones(window, now)
         self.catalog = Catalog(config, counters, self.pool, self.tombstones)
         self.puts = Puts()
         self.granting = Granting(config, counters, self.pool, self.catalog, self.puts)
         self.recovery = Recovery(self.pool, self.catalog, self.granting, self.tombstones, clock, wall)
         self.granting.spare = self.recovery.spare
+        self.disks = self.catalog.disks
+        self.disks.promotions.next_seq = self.granting.next_seq
+        self.disk_recovery = DiskRecovery(self.catalog, self.granting, self.tombstones, clock)
         self.catalog.newest_seq = lambda: self.granting.last_seq
         self.clients = Clients(config.client_gone_s)
         self.tasks = Tasks(config, self.pool, self.catalog, self.granting, clock, wall)
@@ -130,6 +116,7 @@ class Directory:
         pool, catalog = self.pool, self.catalog
         return Totals(
             key_count=len(catalog.objects),
+            in_memory=len(catalog.objects) - catalog.only_on_disk,
             soft_pinned=catalog.soft_pinned,
             allocated_bytes=pool.used,
             capacity_bytes=pool.capacity,
@@ -139,6 +126,7 @@ class Directory:
             open_puts=len(self.puts.by_seq),
             discarded_bytes=sum(s.quarantined - s.coming for s in pool.segments.values()),
             clients=len(self.clients),
+            disks=self.disks.figures(),
         )
 
     def keys(self) -> Iterator[list[str]]:
@@ -203,10 +191,17 @@ class Directory:
         """Where the values are; those found are under `lease` and a probe lease."""
         answers, objects = self._find(keys, with_states=False)
         self.catalog.lease_for_reading(objects, lease, now)
-        size = sum([obj.size for obj in objects])
-        counters, hits = self.counters, len(objects)
+        counters = self.counters
         counters["total_get_nums_"] += len(keys)
-        counters["valid_get_nums_"] += hits
+        counters["valid_get_nums_"] += len(objects)
+        if self.catalog.only_on_disk:
+            from_disk = [obj for obj in objects if not in_memory(obj)]
+            objects = [obj for obj in objects if in_memory(obj)]
+            counters["file_cache_hit_nums_"] += len(from_disk)
+            counters["file_cache_hit_bytes_total"] += sum([obj.size for obj in from_disk])
+            for obj in from_disk:
+                self.disks.promotions.hit(obj)
+        size, hits = sum([obj.size for obj in objects]), len(objects)
         counters["mem_cache_hit_nums_"] += hits
         counters["mem_cache_hit_bytes_total"] += size
         return answers
@@ -272,6 +267,8 @@ class Directory:
         self.granting.close(put)
         if put.group:
             self.catalog.settle(obj.unit(), now)
+        if self.config.enable_offload:
+            self.disks.put_ended(obj)
         self.puts.remember(put)
         counters = self.counters
         counters.value_sizes[min((obj.size - 1).bit_length(), 63)] += 1
@@ -417,6 +414,7 @@ class Directory:
         self._drop(segment, now)
 
     def _drop(self, segment: Segment, now: float) -> None:
+        self.disks.lose(segment, now)
         self.pool.drop(segment, now)
         self.recovery.forget(segment)
         for put in list(self.puts.by_seq.values()):
@@ -467,19 +465,21 @@ class Directory:
 
 
 def _readable(obj: Object) -> bool:
-    return any(is_mounted(replica) for replica in replicas(obj))
+    return any(is_mounted(replica) for replica in replicas(obj)) or on_disk(obj)
 
 
 def _found(obj: Object, *, with_states: bool) -> Found | None:
-    """What a reader is told; None if no replica is left."""
-    segment = obj.segment
+    """What a reader is told: of the disk only if nothing is sure to be in memory, or all is to be said.  None: nothing
+    is left."""
+    segment, disk = obj.segment, obj.disk
+    doubtful = False
     if segment is not None:
-        if not segment.mounted:
-            return None
-        places = [[segment.number, obj.offset, obj.size]]
+        places = [[segment.number, obj.offset, obj.size]] if segment.mounted else []
+        doubtful = segment.suspect
     else:
-        whole: list[Replica] = [replica for replica in obj.replicas if is_mounted(replica)]
-        if not whole:
-            return None
-        places = [place(replica) for replica in whole]
+        places = [place(replica) for replica in obj.replicas if is_mounted(replica)]
+    if disk is not None and (with_states or doubtful or not places) and on_disk(obj):
+        places.append([-disk.segment.number, disk.seq, obj.size])
+    if not places:
+        return None
     return Found(obj.size, places, [COMPLETE] * len(places) if with_states else [])

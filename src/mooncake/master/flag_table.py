@@ -48,8 +48,6 @@ class Capability(NamedTuple):
 HIGH_AVAILABILITY = Capability("high availability (several masters)", "enable_ha")
 OPLOG = Capability("the replicated operation log", "enable_oplog")
 SNAPSHOTS = Capability("snapshots of the directory", "enable_snapshot")
-SSD_TIER = Capability("the SSD tier", "enable_offload")
-PROMOTION = Capability("promotion from the SSD tier", "promotion_on_hit")
 FILE_TIER = Capability("a shared file system as storage tier")
 NVME_OF = Capability("NVMe-over-fabrics segments")
 CXL = Capability("CXL memory", "enable_cxl")
@@ -163,7 +161,7 @@ FLAGS: tuple[Flag, ...] = (
     # Placement and eviction
     Flag("allocation_strategy", STRING, "random", "How a segment is chosen for a replica",
          choices=("random", "free_ratio_first", "local_first", "ssd_free_ratio_first", "cxl"),
-         lacks_choice={"ssd_free_ratio_first": SSD_TIER, "cxl": CXL}),
+         lacks_choice={"cxl": CXL}),
     Flag("memory_allocator", STRING, "offset", "Allocator of segment memory", choices=("offset", "cachelib"),
          lacks_choice={"cachelib": CACHELIB}),
     Flag("allow_evict_soft_pinned_objects", BOOL, True, "Evict soft-pinned objects when nothing else can be evicted"),
@@ -178,17 +176,17 @@ FLAGS: tuple[Flag, ...] = (
     Flag("processing_task_timeout_sec", UINT64, 300, "Seconds a task may run (0: for ever)"),
     Flag("max_retry_attempts", UINT32, 10, "Attempts at a failed task"),
     # SSD and file tiers
-    Flag("enable_offload", BOOL, False, "Keep objects on SSDs too", SSD_TIER),
-    Flag("offload_on_evict", BOOL, False, "Write an object to SSD when it is evicted, not when it is put", SSD_TIER),
-    Flag("offload_force_evict", BOOL, False, "Evict objects that exceed the offload cap unwritten", SSD_TIER),
-    Flag("offloading_queue_limit", UINT64, 50_000, "Objects that may wait for one SSD", SSD_TIER),
-    Flag("offload_cap_ratio", DOUBLE, 0.5, "Share of offloading_queue_limit that one eviction may queue", SSD_TIER),
-    Flag("promotion_on_hit", BOOL, False, "Bring an object on SSD back to memory when it is read", PROMOTION),
-    Flag("promotion_admission_threshold", UINT32, 2, "Reads before an object is promoted", PROMOTION),
-    Flag("promotion_queue_limit", UINT32, 50_000, "Promotions in flight", PROMOTION),
-    Flag("promotion_max_per_heartbeat", UINT32, 1, "Promotions one client is given at a time", PROMOTION),
-    Flag("enable_disk_eviction", BOOL, True, "Evict from disks that are full", SSD_TIER),
-    Flag("quota_bytes", UINT64, 0, "Bytes of disk to use (0: 90 % of the disk)", SSD_TIER),
+    Flag("enable_offload", BOOL, False, "Keep objects on SSDs too"),
+    Flag("offload_on_evict", BOOL, False, "Write an object to SSD when it is evicted, not when it is put"),
+    Flag("offload_force_evict", BOOL, False, "Evict objects that exceed the offload cap unwritten"),
+    Flag("offloading_queue_limit", UINT64, 50_000, "Objects that may wait for one SSD"),
+    _ratio("offload_cap_ratio", 0.5, "Share of offloading_queue_limit that one eviction may queue"),
+    Flag("promotion_on_hit", BOOL, False, "Bring an object on SSD back to memory when it is read"),
+    Flag("promotion_admission_threshold", UINT32, 2, "Reads before an object is promoted"),
+    Flag("promotion_queue_limit", UINT32, 50_000, "Promotions in flight"),
+    Flag("promotion_max_per_heartbeat", UINT32, 1, "Promotions one client is given at a time"),
+    Flag("enable_disk_eviction", BOOL, True, "Evict from disks that are full"),
+    Flag("quota_bytes", UINT64, 0, "Bytes of disk to use (0: 90 % of the disk)"),
     Flag("root_fs_dir", STRING, "", "Directory of a shared file system that keeps a copy of every object", FILE_TIER),
     Flag("global_file_segment_size", INT64, (1 << 63) - 1, "Bytes of the shared file system to use", FILE_TIER),
     Flag("nof_eviction_ratio", DOUBLE, 0.05, "As eviction_ratio, of NVMe-oF segments", NVME_OF),

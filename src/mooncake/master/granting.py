@@ -25,13 +25,15 @@ from mooncake.master.objects import (
     Replica,
     flat_slots,
     granules,
+    in_memory,
     lay,
     parts,
 )
 from mooncake.master.placement import Item, order, place_batch, place_one
 from mooncake.master.pool import Pool
 from mooncake.master.puts import Put, Puts
-from mooncake.rpc.messages import Grant, Kept, Part, PutOptions
+from mooncake.rpc.messages import Grant, Kept, PutOptions
+from mooncake.rpc.record_messages import Part
 from mooncake.transfer.table import slots_needed
 
 SEQ_BITS = 19  # sequence numbers start at term << SEQ_BITS: higher than any earlier master's, yet below 2**60
@@ -126,6 +128,7 @@ class Granting:
             self.last_seq = seq
 
     def next_seq(self) -> int:
+        """A sequence number that is higher than all before."""
         self.last_seq = next(self._seqs)
         return self.last_seq
 
@@ -395,7 +398,7 @@ class Granting:
             free = 0
         lack = need - free - coming
         freed = self._evict(lack, now, EVICT_AT_ONCE, breaking=True)
-        if not freed and wish.overwrites:  # nothing else may go: the values that it replaces go first
+        if lack > 0 and not freed and wish.overwrites:  # nothing else may go: the values that it replaces go first
             freed = self._drop_overwritten(wish, now)
         return 0 < freed < lack
 
@@ -404,7 +407,7 @@ class Granting:
         freed = 0
         for i in wish.lacking:
             existing = self._catalog.objects.get(wish.keys[i])
-            if existing is not None:
+            if existing is not None and in_memory(existing):
                 freed += sum(part.taken for part in parts(existing))
                 self._catalog.forget(existing, now)
         return freed

@@ -92,6 +92,10 @@ COUNTERS: dict[str, str] = {
     "master_evicted_key_count_mem": "Objects evicted from memory",
     "master_evicted_size_bytes": "Bytes evicted",
     "master_evicted_size_bytes_mem": "Bytes evicted from memory",
+    "mooncake_offload_failed_total": "Disk tier: values that could not be written",
+    "mooncake_offload_refused_total": "Disk tier: evictions from memory put off because too many values waited",
+    "mooncake_offload_forced_total": "Disk tier: values evicted unwritten because too many waited",
+    "mooncake_disk_evicted_total": "Disk tier: values that left the disk, to make room or because they were damaged",
     **{f"master_promotion_{name}": f"Disk tier: {text}" for name, text in _PROMOTIONS.items()},
 }
 GAUGES: dict[str, str] = {
@@ -126,4 +130,12 @@ OWN_GAUGES: dict[str, str] = {
     "mooncake_read_leases": "Read leases of gets under way",
     "mooncake_open_puts": "Puts that were granted room and have not ended",
     "mooncake_waiting_puts": "Puts that wait for room",
+    "mooncake_disk_tiers": "Disk tier: segment servers with a disk that takes values",
+    "mooncake_offload_queue": "Disk tier: values that wait to be written",
+    "mooncake_disk_written_bytes": "Disk tier: bytes of values written since the servers' start",
+    "mooncake_disk_read_bytes": "Disk tier: bytes of values read since the servers' start",
+    "mooncake_disk_reads": "Disk tier: values read since the servers' start",
+    "mooncake_disk_writes": "Disk tier: values written since the servers' start",
+    "mooncake_disk_corrupt": "Disk tier: values that were damaged, and dropped, since the servers' start",
+    "mooncake_disk_torn": "Disk tier: damaged places found in index files at the servers' start",
 }

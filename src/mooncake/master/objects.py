@@ -24,11 +24,14 @@ if TYPE_CHECKING:
 HARD_PIN = 1
 SOFT_PIN = 2
 GONE = 4  # no longer in the directory; perhaps still being read
-REPLICATING = 16  # a copy or move task runs: it stays as it is
 FRESH = 8  # was put a moment ago, see eviction.Fresh
+REPLICATING = 16  # a copy or move task runs: it stays as it is
+WRITING = 32  # to disk
+UNWRITABLE = 64  # to disk, as was tried
+PROMOTING = 128  # from disk
 
-_SLOT_COUNT_BITS = 8
-MOST_FLAT_SLOTS = (1 << _SLOT_COUNT_BITS) - 1
+SLOT_COUNT_BITS = 8
+MOST_FLAT_SLOTS = (1 << SLOT_COUNT_BITS) - 1
 
 
 def granules(length: int) -> int:
@@ -76,8 +79,17 @@ class Group(Unit, gc=False, eq=False):
     members: dict[str, Object] = {}
 
 
+class OnDisk(msgspec.Struct, gc=False, eq=False):
+    """A copy on the disk of the server of `segment`, known there as `seq`.  `there`: it has said so itself."""
+
+    segment: Segment
+    seq: int
+    there: bool
+
+
 class Object(Unit, gc=False, eq=False):
-    """One value.  Flat if `replicas` is empty: `size` bytes at `offset` of `segment`."""
+    """One value.  Flat if `segment` is there: `size` bytes at `offset` of it.  Only on disk if neither that nor
+    `replicas` is."""
 
     key: str = ""
     size: int = 0
@@ -88,6 +100,7 @@ class Object(Unit, gc=False, eq=False):
     replicas: tuple[Replica, ...] = ()
     group: Group | None = None
     client: str = ""  # who wrote it
+    disk: OnDisk | None = None
 
     def unit(self) -> Unit:
         return self if self.group is None else self.group
@@ -95,7 +108,7 @@ class Object(Unit, gc=False, eq=False):
 
 def flat_slots(first: int, count: int) -> int:
     """What Object.slots holds for `count` slots from `first` on."""
-    return first << _SLOT_COUNT_BITS | count
+    return first << SLOT_COUNT_BITS | count
 
 
 def lay(obj: Object, replicas: tuple[Replica, ...]) -> None:
@@ -115,13 +128,23 @@ def replicas(obj: Object) -> tuple[Replica, ...]:
     """All replicas of `obj`, however it lies."""
     if obj.segment is None:
         return obj.replicas
-    first, count = obj.slots >> _SLOT_COUNT_BITS, obj.slots & MOST_FLAT_SLOTS
+    first, count = obj.slots >> SLOT_COUNT_BITS, obj.slots & MOST_FLAT_SLOTS
     return ((PartAt(obj.segment, tuple(range(first, first + count)), (obj.offset, obj.size)),),)
 
 
 def parts(obj: Object) -> Iterator[PartAt]:
     for replica in replicas(obj):
         yield from replica
+
+
+def in_memory(obj: Object) -> bool:
+    return obj.segment is not None or bool(obj.replicas)
+
+
+def on_disk(obj: Object) -> bool:
+    """Whether it can be read from disk."""
+    disk = obj.disk
+    return disk is not None and disk.there and disk.segment.tier is not None and disk.segment.mounted
 
 
 def is_mounted(replica: Replica) -> bool:

@@ -37,6 +37,8 @@ def order(segments: list[Segment], strategy: str, options: PutOptions | None, ho
         return segments
     if strategy == "free_ratio_first":
         ranked = sorted(segments, key=lambda segment: -segment.allocator.free / segment.size)
+    elif strategy == "ssd_free_ratio_first":
+        ranked = sorted(segments, key=lambda segment: -_free_on_disk(segment))
     else:
         start = random.randrange(len(segments))
         ranked = segments[start:] + segments[:start]
@@ -49,6 +51,12 @@ def order(segments: list[Segment], strategy: str, options: PutOptions | None, ho
         rank = {name: i for i, name in reversed(list(enumerate(options.preferred)))}
         ranked.sort(key=lambda segment: rank.get(segment.name, len(rank)))
     return ranked
+
+
+def _free_on_disk(segment: Segment) -> float:
+    """Share of its server's disk quota that is free; -1 without a disk."""
+    tier = segment.tier
+    return 1 - tier.used / tier.quota if tier is not None and tier.quota else -1.0
 
 
 def _one_host(segments: list[Segment], host: str, need: int) -> str:

@@ -16,15 +16,20 @@ import heapq
 import logging
 from collections.abc import Callable, Iterator
 from itertools import count
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from mooncake.master.allocator import Allocator
 from mooncake.master.objects import PartAt, Unit
 from mooncake.master.slots import Slots
+from mooncake.rpc.disk_messages import DiskOrders
 from mooncake.rpc.message import Message
 from mooncake.rpc.messages import Kill, SegmentInfo
 from mooncake.transfer.table import slot_count
+
+if TYPE_CHECKING:
+    from mooncake.master.disks import Tier
 
 log = logging.getLogger("mooncake.master")
 
@@ -46,8 +51,8 @@ class Segment:
 
     __slots__ = (
         "allocator", "client", "coming", "deadline", "doomed", "draining", "filled", "first_seq", "heard", "host",
-        "info", "mounted", "name", "number", "old_until", "outbox", "parked", "quarantined", "send", "size", "slots",
-        "term",
+        "info", "leaving", "mounted", "name", "number", "old_until", "orders", "outbox", "parked", "quarantined",
+        "send", "size", "slots", "term", "tier",
     )  # fmt: skip
 
     def __init__(self, info: SegmentInfo, term: int, now: float, known: bool) -> None:
@@ -70,6 +75,9 @@ class Segment:
         self.parked: list[Unit] = []  # units that came up for eviction while the segment was suspect
         self.outbox: list[tuple[int, int, bool]] = []
         self.send: Callable[[Message], None] | None = None
+        self.tier: Tier | None = None  # what its server keeps on disk
+        self.orders: DiskOrders | None = None  # about that, to be sent
+        self.leaving = 0  # bytes that come free when they have been written to disk
 
     @property
     def suspect(self) -> bool:
@@ -106,7 +114,7 @@ class Pool:
         free = coming = 0
         for segment in self.placeable:
             free += segment.allocator.free
-            coming += segment.coming
+            coming += segment.coming + segment.leaving
         return free, coming
 
     def reachable(self) -> int:
@@ -119,7 +127,7 @@ class Pool:
         for segment in self.placeable:
             size += segment.size
             used += segment.allocator.used
-            coming += segment.coming
+            coming += segment.coming + segment.leaving
             total += segment.slots.total
             taken += segment.slots.used
         if not size:
@@ -138,7 +146,8 @@ class Pool:
         segment.send = None
         segment.doomed.clear()
         segment.outbox.clear()
-        segment.coming = segment.quarantined = 0
+        segment.coming = segment.quarantined = segment.leaving = 0
+        segment.orders = None
         if self.segments.get(segment.number) is segment:
             del self.segments[segment.number]
         self.refresh(now)
@@ -242,7 +251,14 @@ class Pool:
         for slot, doomed in segment.doomed.items():
             self._post(segment, slot, doomed.seq, hidden=doomed.hidden)
 
-    def take_outbox(self) -> Iterator[tuple[Segment, Kill]]:
+    def order(self, segment: Segment) -> DiskOrders:
+        """The orders that go to the server of `segment` next."""
+        if segment.orders is None:
+            segment.orders = DiskOrders(segment.number, [], [], [], [])
+            self.dirty.append(segment)
+        return segment.orders
+
+    def take_outbox(self) -> Iterator[tuple[Segment, Kill | DiskOrders]]:
         """What there is to send, as messages."""
         dirty, self.dirty = self.dirty, []
         for segment in dirty:
@@ -250,3 +266,6 @@ class Pool:
             for at in range(0, len(outbox), _KILLS_A_MESSAGE):
                 slots, seqs, hidden = zip(*outbox[at : at + _KILLS_A_MESSAGE], strict=True)
                 yield segment, Kill(segment.number, list(slots), list(seqs), bytes(hidden))
+            orders, segment.orders = segment.orders, None
+            if orders is not None:
+                yield segment, orders

@@ -18,10 +18,11 @@ import msgspec
 
 from mooncake.master.catalog import Catalog
 from mooncake.master.granting import Granting
-from mooncake.master.objects import HARD_PIN, Object, PartAt, Replica, lay, replicas
+from mooncake.master.objects import HARD_PIN, Object, OnDisk, PartAt, Replica, lay
 from mooncake.master.pool import Pool, Segment
 from mooncake.master.tombstones import Tombstones
-from mooncake.rpc.messages import Body, Record
+from mooncake.rpc.messages import Record
+from mooncake.rpc.record_messages import Body
 from mooncake.transfer.table import COMPLETE, REMOVED, WRITING
 
 log = logging.getLogger("mooncake.master")
@@ -117,13 +118,15 @@ class Recovery:
                 return
             replica = whole
         if existing is not None and existing.seq == seq:
-            lay(existing, (*replicas(existing), replica))
+            self._catalog.add_replicas(existing, (replica,), now)
+            _link(existing, part, body)
             return
         if existing is not None:
             self._catalog.forget(existing, now)
         obj = Object(key=body.key, size=body.size, seq=seq, flags=HARD_PIN if body.hard_pin else 0)
         obj.client = self._clients.setdefault(body.client, body.client)
         lay(obj, (replica,))
+        _link(obj, part, body)
         self._catalog.insert(obj, body.group, self._soft_until(body, now), now)
 
     def _soft_until(self, body: Body, now: float) -> float:
@@ -180,6 +183,12 @@ class Recovery:
     def _kill_all(self, parts: Iterable[PartAt], seq: int, now: float) -> None:
         for part in parts:
             self._pool.kill(part, seq, now, clean=True)
+
+
+def _link(obj: Object, part: PartAt, body: Body) -> None:
+    """A record that was promoted says which value on its server's disk is the same."""
+    if body.from_disk and body.parts == 1 and obj.disk is None:
+        obj.disk = OnDisk(part.segment, body.from_disk, there=False)
 
 
 def _problem(record: Record) -> str | None:

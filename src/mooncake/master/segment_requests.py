@@ -50,20 +50,21 @@ def _mount(session: Session, request: m.Mount) -> Reply:
 
 @handles(m.Announce)
 def _announce(session: Session, request: m.Announce) -> Reply:
-    return _take_in(session, _mounted(session, request.segment), request)
+    return _take_in(session, mounted(session, request.segment), request)
 
 
 async def _take_in(session: Session, segment: Segment, request: m.Announce) -> Message:
     service = session.service
     async with session.in_turn:
         steps = service.directory.announce(segment, request.records, request.last)
-        await in_steps(_generator(steps), service.flush)
+        await in_steps(steps_of(steps), service.flush)
     if request.last:
         service.work()
     return m.Codes([0 if segment.mounted else int(ErrorCode.SEGMENT_NOT_FOUND)])
 
 
-def _generator(steps: Iterator[None]) -> Generator[None, None, None]:
+def steps_of(steps: Iterator[None]) -> Generator[None, None, None]:
+    """For `in_steps`."""
     yield from steps
 
 
@@ -97,7 +98,7 @@ def _unmount(session: Session, request: m.Unmount) -> Reply:
 
 @handles(m.Killed)
 def _killed(session: Session, request: m.Killed) -> Reply:
-    segment = _mounted(session, request.segment)
+    segment = mounted(session, request.segment)
     if len(request.slots) != len(request.seqs):
         raise StoreError(ErrorCode.INVALID_PARAMS, "slots and seqs differ in length")
     if len(request.slots) > _KILLED_AT_ONCE:
@@ -117,7 +118,8 @@ async def _killed_many(session: Session, segment: Segment, request: m.Killed) ->
         await asyncio.sleep(0)
 
 
-def _mounted(session: Session, number: int) -> Segment:
+def mounted(session: Session, number: int) -> Segment:
+    """The segment.  Raises StoreError."""
     segment = session.segments.get(number)
     if segment is None or not segment.mounted:
         raise StoreError(ErrorCode.SEGMENT_NOT_FOUND, f"segment {number} is not mounted on this connection")

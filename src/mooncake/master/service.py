@@ -18,7 +18,13 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from mooncake.errors import ErrorCode, StoreError
-from mooncake.master import prefixes, requests, segment_requests, task_requests  # noqa: F401 -- they add handlers
+from mooncake.master import (  # noqa: F401 -- they add handlers
+    disk_requests,
+    prefixes,
+    requests,
+    segment_requests,
+    task_requests,
+)
 from mooncake.master.config import MasterConfig
 from mooncake.master.counters import Counters
 from mooncake.master.directory import Directory

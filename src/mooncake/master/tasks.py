@@ -21,7 +21,7 @@ from mooncake.errors import ErrorCode, StoreError
 from mooncake.master.catalog import Catalog
 from mooncake.master.config import MasterConfig
 from mooncake.master.granting import Granting
-from mooncake.master.objects import GONE, REPLICATING, Object, PartAt, Replica, is_mounted, lay, replicas
+from mooncake.master.objects import GONE, REPLICATING, Object, PartAt, Replica, in_memory, is_mounted, replicas
 from mooncake.master.placement import Item, give_back, place_one
 from mooncake.master.pool import Pool, Segment
 from mooncake.rpc.task_messages import CopyPart, TaskState
@@ -103,6 +103,8 @@ class Tasks:
         obj = self._value(key)
         if not targets or any(self._named(name) is None for name in targets):
             raise StoreError(ErrorCode.INVALID_PARAMS, "the targets of a copy must be mounted segments")
+        if obj is not None and not in_memory(obj):
+            raise StoreError(ErrorCode.REPLICA_NOT_FOUND, "the value is only on disk, and only memory is copied")
         self._check_usable(targets)
         return self._add(COPY, key, "", list(dict.fromkeys(targets)), obj)
 
@@ -260,10 +262,9 @@ class Tasks:
                     self._pool.kill(part, part.seq, now, clean=False)
             self._retry(task, ErrorCode(running.code), now)
             return
-        lay(obj, (*replicas(obj), *running.placed))
+        self._catalog.add_replicas(obj, running.placed, now)
         if task.type == MOVE:
             self._catalog.lose_replicas(obj, lambda _, replica: _lies_in(replica, task.source), now)
-        self._catalog.settle(obj.unit(), now)
         self._end(task, SUCCESS, _DONE, now)
 
     def _retry(self, task: Task, code: ErrorCode, now: float) -> None:

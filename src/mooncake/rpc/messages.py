@@ -3,13 +3,15 @@
 Each struct is one message body (msgpack arrays, see `rpc.frame`); `KINDS` gives it its number.
 Sizes and offsets are bytes; times are milliseconds unless a name says otherwise.  A *segment* is named
 by a random 63-bit integer that its server chose, valid under every master.  A *place* is a flat list
-[segment, offset, length, segment, offset, length, ...] that says where the bytes of one replica lie, in order.
+[segment, offset, length, segment, offset, length, ...] that says where the bytes of one replica lie, in order; the
+place of a replica on disk is [-segment, number, length]: the server of that segment has it, by that sequence number.
 
     client → master      Hello, Exist, Prefix, GetStart, LeaseReturn, Query, PutStart, PutEnd, Remove, RemoveRegex,
                          RemoveAll, SegmentQuery, Ping, CopyTask, MoveTask, QueryTask, ReplicaClear
-    segment → master     Hello, Mount, Announce, Heartbeat, Unmount, Killed, CopyEnded
-    master → segment     Kill, CopyPart
-    client → segment     Attach (unix socket, answered with descriptors), Read, Write (tcp)
+    segment → master     Hello, Mount, Announce, Heartbeat, Unmount, Killed, CopyEnded, DiskMount, DiskAnnounce,
+                         DiskReport
+    master → segment     Kill, CopyPart, DiskOrders
+    client → segment     Attach (unix socket, answered with descriptors), Read, Write, Stage, Unstage (tcp)
     store → mooncake_client  Introduce
     engine → engine      Hello, Ping, EngineOpen, EngineRead, EngineWrite, EngineNotify, EngineExports
 
@@ -23,6 +25,17 @@ from __future__ import annotations
 
 import msgspec
 
+from mooncake.rpc.disk_messages import (
+    DiskAnnounce,
+    DiskMount,
+    DiskMounted,
+    DiskOrders,
+    DiskReport,
+    DiskSettings,
+    Stage,
+    Staged,
+    Unstage,
+)
 from mooncake.rpc.engine_messages import (
     EngineExported,
     EngineExports,
@@ -33,6 +46,7 @@ from mooncake.rpc.engine_messages import (
     EngineWrite,
 )
 from mooncake.rpc.message import Message
+from mooncake.rpc.record_messages import Body, Part
 from mooncake.rpc.task_messages import (
     Cleared,
     CopyEnded,
@@ -202,14 +216,6 @@ class PutStart(Message):
     eager: bool = False
 
 
-class Part(Message):
-    """A run of extents of one replica in one segment, and the table slots of its record."""
-
-    segment: int
-    slots: list[int]
-    extents: list[int]  # offset, length, offset, length, ...
-
-
 class Kept(Message):
     """What a value takes over from the one that it replaces; `soft_pin_ms` 0: no soft pin."""
 
@@ -307,25 +313,6 @@ class Mounted(Message):
     resumed: bool
 
 
-class Body(Message):
-    """What one table record says of its part."""
-
-    key: str
-    size: int  # of the whole value
-    extents: list[int]
-    replica: int = 0
-    part: int = 0
-    parts: int = 1
-    group: str = ""
-    hard_pin: bool = False
-    soft_pin_since: float = 0.0  # seconds since the epoch, 0: none
-    soft_pin_ttl_ms: int | None = None  # None: as long as the master says
-    data_type: int = 0
-    client: str = ""
-    tenant: str = "default"
-    version: int = 0  # the value's sequence number if the record is a later copy with one of its own
-
-
 class Record(Message):
     """One live table record: `state` is a transfer.table state (WRITING, COMPLETE or REMOVED)."""
 
@@ -375,7 +362,8 @@ class Killed(Message):
 
 class Serve(Message):
     """First message on the private socket: what to serve.  Ports: where to look for a free one for tcp.
-    `metadata`: the metadata service at which the segment is published, "" none; `endpoint` as in SegmentInfo.
+    `metadata`: the metadata service at which the segment is published, "" none; `endpoint` as in SegmentInfo;
+    `disk`: its SSD tier, if it has one.
     Answered with Serving and the descriptors of memory and table, or a Failure."""
 
     segment: int
@@ -392,6 +380,12 @@ class Serve(Message):
     socket_dir: str  # "" for an abstract unix socket
     metadata: str = ""
     endpoint: str = ""
+    disk: DiskSettings | None = None
+
+    @property
+    def memory(self) -> int:
+        """Bytes that clients map: the segment, and behind it what values from disk wait in."""
+        return self.size if self.disk is None else -(-self.size // 4096) * 4096 + self.disk.staging
 
 
 class Serving(Message):
@@ -457,6 +451,7 @@ KINDS: dict[type[Message], int] = {
             Prefix, PrefixReply,
             Introduce, Introduction,
             CopyTask, MoveTask, TaskCreated, QueryTask, TaskState, ReplicaClear, Cleared, CopyPart, CopyEnded,
+            DiskMount, DiskMounted, DiskAnnounce, DiskOrders, DiskReport, Stage, Staged, Unstage,
         ),
         start=1,
     )
@@ -466,6 +461,7 @@ REPLY_OF: dict[type[Message], type[Message]] = {
     PutStart: PutStarted, PutEnd: Codes, Remove: Codes, RemoveRegex: Count, RemoveAll: Count,
     SegmentQuery: SegmentList, Mount: Mounted, Announce: Codes, Heartbeat: Codes, Unmount: Codes,
     Attach: Attached, Read: Codes, Write: Codes, Serve: Serving, Stop: Codes,
+    DiskMount: DiskMounted, DiskAnnounce: Codes, DiskReport: Codes, Stage: Staged,
     EngineOpen: EngineOpened, EngineRead: Codes, EngineWrite: Codes, EngineNotify: Codes,
     EngineExports: EngineExported, Introduce: Introduction,
     CopyTask: TaskCreated, MoveTask: TaskCreated, QueryTask: TaskState, ReplicaClear: Cleared,

@@ -15,7 +15,8 @@ import msgspec
 from mooncake.errors import ErrorCode, StoreError
 from mooncake.rpc import frame
 from mooncake.rpc.client import Connection, connect, parse_address, set_time_limit
-from mooncake.rpc.messages import Body, Codes, Hello, Write, WriteRecord
+from mooncake.rpc.messages import Codes, Hello, Write, WriteRecord
+from mooncake.rpc.record_messages import Body
 from mooncake.rpc.task_messages import CopyEnded, CopyPart
 from mooncake.transfer import table
 from mooncake.transfer.memory import SegmentMemory
@@ -84,6 +85,7 @@ class Copies:
             part=message.part,
             parts=message.parts,
             version=message.version,
+            from_disk=0,  # that is on another server's disk
         )
         return self._write(message, body, [(extents[i], extents[i + 1]) for i in range(0, len(extents), 2)])
 

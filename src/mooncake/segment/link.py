@@ -6,19 +6,21 @@ import os
 import select
 import threading
 import time
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
 from mooncake.errors import ErrorCode, StoreError
 from mooncake.rpc import frame
 from mooncake.rpc.client import Connection, connect, parse_address, set_time_limit, unreachable
+from mooncake.rpc.disk_messages import DiskMounted, DiskOrders, DiskReport
 from mooncake.rpc.message import Message
 from mooncake.rpc.messages import (
     DECODERS,
     KINDS,
     PROTOCOL,
     Codes,
+    Failure,
     Heartbeat,
     Hello,
     Kill,
@@ -32,6 +34,9 @@ from mooncake.rpc.task_messages import CopyPart
 from mooncake.segment.copies import Copies
 from mooncake.segment.owner import Owner
 from mooncake.version import __version__
+
+if TYPE_CHECKING:
+    from mooncake.segment.disk.tier import Tier
 
 logger = logging.getLogger("mooncake.segment")
 
@@ -57,6 +62,10 @@ class MasterLink(threading.Thread):
         self._copies = Copies(owner.memory, self._hello)
         self._stopping = threading.Event()
         self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        self.tier: Tier | None = None
+        self._tier_mounted = False
         self.ready = threading.Event()
         self.mounted = False
         self.refused = ""  # why the first mount failed
@@ -86,10 +95,15 @@ class MasterLink(threading.Thread):
                 if connection is not None:
                     connection.close()
 
+    def wake(self) -> None:
+        """There is something to do besides waiting."""
+        with contextlib.suppress(BlockingIOError):  # it will wake
+            os.write(self._wake_write, b"x")
+
     def stop(self) -> None:
         """Unmount (within a second) and end the thread."""
         self._stopping.set()
-        os.write(self._wake_write, b"x")
+        self.wake()
         self.join(1.5)
 
     # -- one connection
@@ -114,6 +128,7 @@ class MasterLink(threading.Thread):
 
     def _serve(self, connection: Connection) -> None:
         """Until the connection breaks or we stop."""
+        self._tier_mounted = False
         sock = connection.sock
         poll = select.poll()
         poll.register(sock, select.POLLIN)
@@ -127,10 +142,16 @@ class MasterLink(threading.Thread):
                 beat_at = now + HEARTBEAT
             if now - heard > SILENCE:
                 raise ConnectionError(f"it has said nothing for {SILENCE:.0f} s")
+            if self.tier is not None and self.tier.ready:
+                self._serve_tier(connection, self.tier)
             while connection.strays:
                 self._handle(connection, connection.strays.pop(0))
             pause = SETTLE if self._owner.waiting or self._copies.busy else beat_at - now
-            if any(descriptor == sock.fileno() for descriptor, _ in poll.poll(max(pause, 0.001) * 1e3)):
+            ready = [descriptor for descriptor, _ in poll.poll(max(pause, 0.001) * 1e3)]
+            if self._wake_read in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake_read, 4096)
+            if sock.fileno() in ready:
                 got = connection.receive()
                 heard = time.monotonic()
                 for message in got:
@@ -142,7 +163,28 @@ class MasterLink(threading.Thread):
                 _send(connection, settled)
         self._unmount(connection)
 
+    def _serve_tier(self, connection: Connection, tier: "Tier") -> None:
+        """Mount it, once on a connection, and report what came of orders."""
+        if not self._tier_mounted:
+            try:
+                reply = cast(DiskMounted, connection.call(tier.mount()))
+            except StoreError as error:
+                logger.warning("the SSD tier is not used: %s", error)
+                tier.stop()
+                self.tier = None
+                return
+            for announcement in tier.mounted(reply):
+                connection.call(announcement)
+            self._tier_mounted = True
+            if (report := tier.unacknowledged()) is not None:
+                _send(connection, report)
+        if (report := tier.report()) is not None:
+            _send(connection, report)
+
     def _handle(self, connection: Connection, got: frame.Frame) -> None:
+        if got.flags & frame.REPLY:
+            self._handle_reply(got)
+            return
         message = DECODERS[got.kind].decode(got.body) if got.kind in DECODERS else None
         if isinstance(message, Kill):
             killed = self._owner.kill(message)
@@ -150,8 +192,18 @@ class MasterLink(threading.Thread):
                 _send(connection, killed)
         elif isinstance(message, CopyPart):
             self._copies.begin(message)
-        elif isinstance(message, Codes) and got.flags & frame.REPLY and any(message.codes):
+        elif isinstance(message, DiskOrders) and self.tier is not None:
+            self.tier.order(message)
+
+    def _handle_reply(self, got: frame.Frame) -> None:
+        """To a heartbeat or a report."""
+        if got.flags & frame.FAILED:
+            failure = cast(Failure, DECODERS[KINDS[Failure]].decode(got.body))
+            raise StoreError(ErrorCode(failure.code), failure.text)
+        if any(cast(Codes, DECODERS[KINDS[Codes]].decode(got.body)).codes):
             raise StoreError(ErrorCode.SEGMENT_NOT_FOUND, "it no longer knows this segment")
+        if got.kind == KINDS[DiskReport] and self.tier is not None:
+            self.tier.acknowledged()
 
     def _unmount(self, connection: Connection) -> None:
         with contextlib.suppress(*_LOST):
@@ -160,6 +212,6 @@ class MasterLink(threading.Thread):
 
 
 def _send(connection: Connection, message: Message) -> None:
-    """A heartbeat (whose reply `_handle` sees) or a one-way message."""
-    flags = frame.REQUEST if isinstance(message, Heartbeat) else frame.ONE_WAY
+    """A heartbeat or a report (whose replies `_handle` sees), or a one-way message."""
+    flags = frame.REQUEST if isinstance(message, Heartbeat | DiskReport) else frame.ONE_WAY
     connection.sock.sendall(frame.pack(KINDS[type(message)], flags, 0, encode(message)))

@@ -23,6 +23,7 @@ class Owner:
         self.memory = memory
         self.writers = writers
         self._waiting: dict[int, int] = {}  # slot → seq
+        self._held: set[int] = set()  # slots of records that this process itself reads or fills
         self._lock = threading.Lock()
 
     def kill(self, message: Kill) -> Killed:
@@ -59,6 +60,15 @@ class Owner:
     def waiting(self) -> bool:
         return bool(self._waiting)
 
+    def hold(self, slot: int) -> None:
+        """Until `let_go`, the record in `slot` is not called dead."""
+        with self._lock:
+            self._held.add(slot)
+
+    def let_go(self, slot: int) -> None:
+        with self._lock:
+            self._held.discard(slot)
+
     def serve_master(self, term: int, lease_ms: int) -> None:
         """From now on grants of older masters are void."""
         self.memory.table.set_term(term, lease_ms)
@@ -77,8 +87,12 @@ class Owner:
             records = following
 
     def _try_kill(self, slot: int, seq: int) -> bool:
+        with self._lock:
+            self.memory.table.revoke(slot, seq)
+            return slot not in self._held and self._is_dead(slot, seq)
+
+    def _is_dead(self, slot: int, seq: int) -> bool:
         records = self.memory.table
-        records.revoke(slot, seq)
         state, found, number = records.state(slot)
         if found != seq or state in (table.EMPTY, table.DEAD, table.SPILL):
             if found <= seq or state == table.EMPTY:

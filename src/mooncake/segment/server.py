@@ -59,7 +59,8 @@ class SegmentServer:
         self._wake_read, self._wake_write = os.pipe()
         self._running = True
         self._writers = Writers()
-        self._memory = SegmentMemory.create(config.segment, config.size)
+        self._memory = SegmentMemory.create(config.segment, config.memory)
+        self._size = config.size
         self._owner = Owner(config.segment, self._memory, self._writers)
         self._attached = 0
         self.engine_writer = 0
@@ -87,6 +88,11 @@ class SegmentServer:
         self._watch(self._unix.fileno(), self._accept)
         self._streams = Streams(listener, self._owner)
         self._link = MasterLink(config.master, self.info, self._owner)
+        if config.disk is not None:
+            from mooncake.segment.disk.tier import Tier
+
+            tier = Tier(config.disk, config.memory - config.disk.staging, self._owner, self._link.wake)
+            self._streams.tier = self._link.tier = tier
 
     @property
     def descriptors(self) -> list[int]:
@@ -114,6 +120,8 @@ class SegmentServer:
             if self._publication is not None:
                 self._publication.close()
             raise ConfigError(f"segment {self.info.name} cannot be mounted: {self._link.refused}")
+        if self._link.tier is not None:
+            self._link.tier.start()
         threading.Thread(target=self._reserve, name="mooncake-reserve", daemon=True).start()
 
     def _publish(self) -> None:
@@ -136,6 +144,8 @@ class SegmentServer:
     def close(self) -> None:
         """Unmount and let go; the memory itself goes with the last process that maps it."""
         self._link.stop()
+        if self._link.tier is not None:
+            self._link.tier.stop()
         if self._publication is not None:
             self._publication.close()
         if self._unix_path:
@@ -241,7 +251,7 @@ class SegmentServer:
         with contextlib.suppress(OSError, AttributeError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         offset = 0
-        while offset < self._memory.size and self._running:
+        while offset < self._size and self._running:
             try:
                 offset = self._memory.reserve(offset)
             except OSError as error:
@@ -249,7 +259,7 @@ class SegmentServer:
                     "only %d of %d bytes of segment %s could be reserved (%s); give it a smaller "
                     "global_segment_size or the machine more memory",
                     offset,
-                    self._memory.size,
+                    self._size,
                     self.info.name,
                     error.strerror,
                 )

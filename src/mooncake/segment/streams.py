@@ -9,16 +9,32 @@ import socket
 import struct
 import threading
 import time
+from typing import TYPE_CHECKING
 
 from mooncake.errors import ErrorCode
 from mooncake.rpc import frame
+from mooncake.rpc.disk_messages import Stage, Staged, Unstage
 from mooncake.rpc.message import Message
-from mooncake.rpc.messages import DECODERS, KINDS, PROTOCOL, Codes, Failure, Hello, Read, Welcome, Write, encode
+from mooncake.rpc.messages import (
+    DECODERS,
+    KINDS,
+    PROTOCOL,
+    Codes,
+    Failure,
+    Hello,
+    Read,
+    Welcome,
+    Write,
+    encode,
+)
 from mooncake.segment.owner import Owner
 from mooncake.segment.writers import Writer
 from mooncake.transfer import table
 from mooncake.transfer.stream import receive, send, tune
 from mooncake.version import __version__
+
+if TYPE_CHECKING:
+    from mooncake.segment.disk.tier import Tier
 
 logger = logging.getLogger("mooncake.segment")
 
@@ -36,6 +52,7 @@ class Streams(threading.Thread):
         super().__init__(name="mooncake-tcp-accept", daemon=True)
         self._listener = listener
         self._owner = owner
+        self.tier: Tier | None = None
         self.moved = 0  # bytes, approximately: streams count without a lock
         self._open = threading.BoundedSemaphore(MAX_STREAMS)
 
@@ -93,8 +110,18 @@ class Streams(threading.Thread):
             self._read(stream, request_id, message)
         elif isinstance(message, Write):
             self._write(stream, writer, request_id, message)
+        elif isinstance(message, Stage):
+            _reply(stream, request_id, message, self._stage(message))
+        elif isinstance(message, Unstage):
+            if self.tier is not None:
+                self.tier.staging.give_back(message.tickets)
         else:
             raise _RefusedError(f"{type(message).__name__} is not a request of the data port")
+
+    def _stage(self, message: Stage) -> Staged:
+        if self.tier is None or message.segment != self._owner.segment:
+            return Staged(0, 0, [int(ErrorCode.SEGMENT_NOT_FOUND)] * len(message.seqs))
+        return self.tier.stage(message)
 
     def _read(self, stream: socket.socket, request_id: int, message: Read) -> None:
         memory = self._owner.memory

@@ -86,12 +86,14 @@ class Queries(Member):
 
     def _describe(self, found: "Found", replica: int) -> ReplicaDescriptor:
         segment, offset, _ = found.places[replica][:3]
+        status = ReplicaStatus(found.states[replica]) if found.states else ReplicaStatus.COMPLETE
+        if segment < 0:
+            return ReplicaDescriptor(status, None)
         descriptor = Descriptor()
         descriptor.size, descriptor.buffer_address = found.size, offset
         with contextlib.suppress(StoreError, NotSetUpError):
             info = self._joined().attachments.info(segment)
             descriptor.transport_endpoint = info.shown if info is not None else ""
-        status = ReplicaStatus(found.states[replica]) if found.states else ReplicaStatus.COMPLETE
         return ReplicaDescriptor(status, MemoryDescriptor(descriptor))
 
     # -- removing

@@ -1,5 +1,6 @@
 """What setup() accepts, in both its forms, and the code it ends with."""
 
+import logging
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,10 @@ from mooncake.errors import ConfigError, ErrorCode, MetadataError, MooncakeError
 
 if TYPE_CHECKING:
     from mooncake.client.client import StoreClient
+    from mooncake.client.session import ClientConfig
     from mooncake.engine import InnerTransferEngine
+
+logger = logging.getLogger("mooncake.store")
 
 _POSITIONAL = (
     "local_hostname",
@@ -108,11 +112,24 @@ def _engine(given: Any) -> "InnerTransferEngine | None":
     return inner
 
 
+def _add_disk(config: "ClientConfig", path: str) -> None:
+    """Raises ValueError for a directory that cannot be used, as the drop-in does; ConfigError for other mistakes."""
+    from mooncake.offload import OffloadPathError, offload_settings
+
+    if not config.segment_size:
+        logger.warning(
+            "enable_ssd_offload has no effect with global_segment_size 0: nothing of ours is to be offloaded"
+        )
+        return
+    try:
+        config.disk = offload_settings(path, config.segment_size)
+    except OffloadPathError as error:
+        raise ValueError(str(error)) from None
+
+
 def _join(settings: dict[str, Any]) -> "StoreClient":
     from mooncake.client.session import SMALLEST_SEGMENT, ClientConfig, Session
 
-    if settings["enable_ssd_offload"]:
-        raise ConfigError("enable_ssd_offload is not supported by this version; leave it out")
     engine = _engine(settings["engine"])
     config = ClientConfig(
         local_hostname=str(settings["local_hostname"]),
@@ -123,6 +140,8 @@ def _join(settings: dict[str, Any]) -> "StoreClient":
         master=str(settings["master_server_addr"]),
         shares_engine=engine is not None,
     )
+    if settings["enable_ssd_offload"]:
+        _add_disk(config, str(settings["ssd_offload_path"]))
     if not config.local_hostname or 0 < config.segment_size < SMALLEST_SEGMENT:
         try:
             config.check()

@@ -177,23 +177,26 @@ class DiskDescriptor:
 
 
 class ReplicaDescriptor:
-    """One replica of a value."""
+    """One replica of a value; `memory` is None for one on the own disk of a segment server."""
 
-    def __init__(self, status: ReplicaStatus, memory: MemoryDescriptor) -> None:
+    def __init__(self, status: ReplicaStatus, memory: MemoryDescriptor | None) -> None:
         self.status = status
         self._memory = memory
 
     def is_memory_replica(self) -> bool:
-        return True
+        return self._memory is not None
 
     def is_disk_replica(self) -> bool:
         return False
 
     def is_local_disk_replica(self) -> bool:
-        return False
+        return self._memory is None
 
     def get_memory_descriptor(self) -> MemoryDescriptor:
+        if self._memory is None:
+            raise RuntimeError("this replica lies on a server's disk, not in memory")
         return self._memory
 
     def get_disk_descriptor(self) -> DiskDescriptor:
-        raise RuntimeError("this replica lies in memory, not on disk")
+        where = "in memory" if self._memory is not None else "on a server's own disk"
+        raise RuntimeError(f"this replica lies {where}, not in a shared file")

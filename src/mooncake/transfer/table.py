@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from mooncake.rpc.messages import Body
+from mooncake.rpc.record_messages import Body
 
 MAGIC = 0x4D4B5654
 LAYOUT = 1
