@@ -126,3 +126,21 @@ def test_announcements_are_cut_and_the_last_is_marked():
     messages = list(owner.announcements())
     assert [(len(m.records), m.last) for m in messages] == [(1000, False), (1000, False), (1, True)]
     memory.close()
+
+
+def test_a_record_is_held_until_all_who_hold_it_let_go():
+    memory = SegmentMemory.create(9, 4 << 20)
+    owner = Owner(9, memory, Writers())
+    memory.table.begin([3], 1, 1, 1, Body("k", 5, [0, 5]))
+    memory.table.set_state(3, table.COMPLETE)
+    for _ in range(2):
+        owner.hold(3)
+    assert owner.kill(Kill(9, [3], [1], b"\0")).slots == []
+    owner.let_go(3)
+    assert owner.settle() is None
+    owner.let_go(3)
+    settled = owner.settle()
+    assert settled is not None
+    assert (settled.slots, settled.seqs) == ([3], [1])
+    assert not owner.waiting
+    memory.close()

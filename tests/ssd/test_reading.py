@@ -28,7 +28,7 @@ def many(total: int) -> dict[str, bytes]:
 def filled(request, make_master, make_disk_store):
     """(master, store, values): three times the memory."""
     flags = ["--offload_on_evict"] if request.param == "on eviction" else []
-    master = make_master("--enable_offload", "--default_kv_lease_ttl=200", *flags)
+    master = make_master("--enable_offload", "--default_kv_lease_ttl=1000", *flags)
     store = make_disk_store(master)
     values = many(96 * MIB)
     put_all(store, values)

@@ -237,10 +237,12 @@ class Disks:
         if tier is None:
             return
         tier.used, tier.quota, tier.queue, tier.counts = report.used, report.quota, report.queue, report.counts
-        for seq in report.dropped:
-            tier.dropping.pop(seq, None)
+        dropped = set(report.dropped)
         for seq, key in zip(report.written, report.keys, strict=True):
-            self._written(segment, tier, seq, key, now)
+            if seq not in dropped and seq not in tier.dropping:  # else that was before the order to drop it
+                self._written(segment, tier, seq, key, now)
+        for seq in dropped:
+            tier.dropping.pop(seq, None)
         for seq in report.failed:
             pending = tier.pending.pop(seq, None)
             if pending is not None:

@@ -1,6 +1,7 @@
 """What a segment's owner does to its table: kills records at the master's word, lists them for a new master."""
 
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 
@@ -23,7 +24,7 @@ class Owner:
         self.memory = memory
         self.writers = writers
         self._waiting: dict[int, int] = {}  # slot → seq
-        self._held: set[int] = set()  # slots of records that this process itself reads or fills
+        self._held = Counter[int]()  # slots of records that this process itself reads or fills → by how many
         self._lock = threading.Lock()
 
     def kill(self, message: Kill) -> Killed:
@@ -61,13 +62,15 @@ class Owner:
         return bool(self._waiting)
 
     def hold(self, slot: int) -> None:
-        """Until `let_go`, the record in `slot` is not called dead."""
+        """Until as many calls of `let_go`, the record in `slot` is not called dead."""
         with self._lock:
-            self._held.add(slot)
+            self._held[slot] += 1
 
     def let_go(self, slot: int) -> None:
         with self._lock:
-            self._held.discard(slot)
+            self._held[slot] -= 1
+            if not self._held[slot]:
+                del self._held[slot]
 
     def serve_master(self, term: int, lease_ms: int) -> None:
         """From now on grants of older masters are void."""
