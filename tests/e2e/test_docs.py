@@ -56,6 +56,7 @@ def test_transfer_configs():
         p2p_and_pool_config(PRODUCER, 1),
         p2p_and_pool_config(CONSUMER, 2),
         own_store_config(),
+        own_store_config(shared_tp=4),
     ]
     assert [json.loads(text) for text in texts] == [json.loads(text) for text in expected]
 
