@@ -123,6 +123,7 @@ def test_killing_one_of_each_fails_no_request(fleet, alone, front):
         await until(lambda: served(proxy) >= REQUESTS // 3 and decode.metric("vllm:num_requests_running") >= 2)
         begun = decode.metric("vllm:generation_tokens_total")
         await until(lambda: decode.metric("vllm:generation_tokens_total") >= begun + 8)  # some have been sent
+        await until(lambda: stopped_in_mid_stream(proxy, decode))
         decode.signal(signal.SIGKILL)
         return await asking
 
@@ -189,6 +190,15 @@ def test_added_instances_take_load_within_five_seconds(fleet, front):
 def served(proxy: Proxy) -> int:
     """Whole answers of decode instances."""
     return sum(one["served"] for one in proxy.instances() if one["role"] == "decode")
+
+
+def stopped_in_mid_stream(proxy: Proxy, decode) -> bool:
+    """Stop it; if streams of it have just ended, let it go on."""
+    decode.signal(signal.SIGSTOP)
+    if proxy.instance(decode)["in_flight"] >= 3:
+        return True
+    decode.signal(signal.SIGCONT)
+    return False
 
 
 async def until(condition) -> None:
