@@ -26,7 +26,7 @@ def test_a_sampled_stream_is_passed_on_byte_for_byte(make_engine, make_proxy):
     proxy = make_proxy(decode=[engine])
     body = {**greedy(10), "temperature": 1, "stream": True}
     direct, through = streamed(engine.url, body), streamed(proxy.url, body)
-    assert len(direct.raw) - len(through.raw) in range(-20, 20)  # ids and times differ
+    assert len(direct.raw) - len(through.raw) in range(-40, 41)  # ids and times differ
     assert direct.text == through.text
     assert through.headers["Content-Type"] == direct.headers["Content-Type"]
     assert "return_token_ids" not in engine.bodies()[-1]
