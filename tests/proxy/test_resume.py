@@ -9,6 +9,7 @@ import pytest
 
 from tests.processes import wait_until
 from tests.proxy.processes import PROMPT, assert_whole, expected, greedy, greedy_chat, stream, streamed
+from tests.proxy.stub_engine import ids_of, is_held
 
 FAULTS = ("kill_after", "drop_after", "end_after", "error_after")
 
@@ -133,6 +134,27 @@ def test_token_ids_that_were_asked_for(pair, make_proxy):
         assert answer.raw.count(b'"token_ids"') >= 20
 
 
+@pytest.mark.parametrize("make_body", [greedy, greedy_chat])
+@pytest.mark.parametrize("more", [1, 2])
+def test_each_token_is_told_once_wherever_a_stream_is_lost(make_engine, make_proxy, make_body, more):
+    """Also one whose text had not come yet, and also if the stream is lost again soon after."""
+    engines = [make_engine(), make_engine()]
+    proxy = make_proxy(decode=engines)
+    body = make_body(30, return_token_ids=True, stream_options={"include_usage": True})
+    tokens = ids_of(expected(body))
+    assert any(map(is_held, tokens[:-1]))
+    for after in range(1, 31):
+        for engine in engines:
+            engine.control(drop_after=after, times=1)
+        engines[0].control(drop_after=more if after > 15 else after)
+        answer = streamed(proxy.url, body)
+        assert_whole(answer, body)
+        assert [token for one in answer.choices for token in one.get("token_ids") or ()] == tokens, after
+        assert answer.usage["completion_tokens"] == len(tokens)
+    assert proxy.metric("mooncake_proxy_resumptions_total", result="failed") == 0
+    assert proxy.metric("mooncake_proxy_resumptions_total", result="resumed") >= 30
+
+
 @pytest.mark.parametrize("fault", ["drop_after", "end_after", "error_after"])
 def test_what_cannot_be_resumed_ends_with_an_error_event(make_engine, make_proxy, fault):
     """... and never with [DONE]."""
@@ -143,6 +165,7 @@ def test_what_cannot_be_resumed_ends_with_an_error_event(make_engine, make_proxy
         {"presence_penalty": 1},
         {"n": 2},
         {"response_format": {"type": "json_object"}},
+        {"stop": ["?!"], "return_token_ids": True},
     )
     for number, change in enumerate(changes):
         answer = streamed(proxy.url, {**greedy(20), **change})

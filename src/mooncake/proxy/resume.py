@@ -43,6 +43,8 @@ def is_resumable(body: Body) -> bool:
         return False
     if body.get("logprobs") and "prompt" in body:
         return False  # text_offset counts from the prompt's end
+    if body.get("stop") and (body.get("return_token_ids") or body.get("logprobs")):
+        return False  # text lags behind what was told of its tokens: nobody knows by how many
     return not body.get("tools") or body.get("tool_choice") == "none"
 
 
@@ -142,7 +144,7 @@ class Rewriter:
     def __init__(self, body: Body, transcript: Transcript) -> None:
         self._body = body
         self._transcript = transcript
-        self._emitted = transcript.count
+        self._emitted = self._made = transcript.count
         self._keep_ids = bool(body.get("return_token_ids"))
         self._drop_role = "messages" in body and bool(transcript.head)
 
@@ -173,6 +175,7 @@ class Rewriter:
     def _shaped(self, choice: dict[str, Any]) -> dict[str, Any] | None:
         """A choice in the form of the client's route; None if there is nothing new in it."""
         choice.pop("prompt_token_ids", None)
+        known = self._drop_known(choice)
         if not self._keep_ids:
             choice.pop("token_ids", None)
         if "messages" in self._body and "text" in choice:
@@ -180,7 +183,22 @@ class Rewriter:
         delta = choice.get("delta")
         if delta and self._drop_role and delta.pop("role", None) and not delta.get("content"):
             return None if choice.get("finish_reason") is None else choice
+        if known and not (choice.get("text") or (delta and delta.get("content")) or choice.get("finish_reason")):
+            return None
         return choice
+
+    def _drop_known(self, choice: dict[str, Any]) -> bool:
+        """Take out what the client was told of tokens whose text was lost; whether no other token is left."""
+        ids = choice.get("token_ids") or []
+        known = min(len(ids), max(0, self._transcript.sent - self._made))
+        self._made += len(ids)
+        if not known:
+            return False
+        choice["token_ids"] = ids[known:]
+        content = (choice.get("logprobs") or {}).get("content")
+        if content:
+            choice["logprobs"]["content"] = content[known:]
+        return known == len(ids)
 
 
 def _event(body: Body, transcript: Transcript, text: str, finish_reason: str) -> bytes:

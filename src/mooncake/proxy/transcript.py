@@ -53,6 +53,7 @@ class Transcript:
         self.prompt_ids: list[int] | None = None
         self.token_ids: list[int] | None = []  # as far as `text` goes; None if the engine does not tell
         self.count = 0  # tokens as far as `text` goes; a guess where the engine does not tell
+        self.sent = 0  # tokens that went to the client when a stream was lost, with text or not (yet)
         self.finish_reason: str | None = None
         self.usage_sent = False
         self.done = False
@@ -77,8 +78,14 @@ class Transcript:
                 self.readable = False
 
     def settle(self) -> None:
-        """The stream is lost.  Tokens without text are dropped: whoever goes on makes them again."""
+        """The stream is lost.  Tokens without text are dropped: whoever goes on makes them again.
+
+        Half a character has no text yet, and only the instance that made the first half can tell the whole.
+        """
         self.read()
+        self.sent = max(self.sent, self.count + len(self._pending_ids))
+        if self.finish_reason is not None:
+            self.count += len(self._pending_ids)
         self._pending_ids.clear()
 
     def read(self) -> None:
