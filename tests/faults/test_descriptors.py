@@ -5,6 +5,7 @@ import os
 import resource
 import socket
 import time
+import urllib.request
 
 import pytest
 
@@ -88,6 +89,20 @@ def test_a_process_without_descriptors_goes_on(master, make_worker, make_store, 
     wait_until(lambda: store.get("k") == b"v" * 1000, 2)
     assert store.transfer_stats()["tcp" if port == "tcp" else "shm"] >= 1000
     connection.close()
+
+
+def test_a_master_without_descriptors_while_it_starts_goes_on(make_master, tmp_path):
+    """Its HTTP server's modules are read after it serves."""
+    log = tmp_path / "log"
+    master = make_master(log=log)
+    soft, hard = resource.prlimit(master.process.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(master.process.pid, resource.RLIMIT_NOFILE, (8, hard))
+    wait_until(lambda: b"cannot be imported yet" in log.read_bytes() or b"admin server started" in log.read_bytes(), 20)
+    assert master.answers()
+    resource.prlimit(master.process.pid, resource.RLIMIT_NOFILE, (soft, hard))
+    wait_until(lambda: b"admin server started" in log.read_bytes(), 20)
+    with urllib.request.urlopen(f"http://127.0.0.1:{master.metrics_port}/health", timeout=5) as answer:
+        assert answer.status == 200
 
 
 def test_a_writer_is_watched_by_whatever_descriptor():

@@ -17,6 +17,7 @@ import struct
 import sys
 from collections.abc import Mapping
 from importlib import import_module
+from types import ModuleType
 
 import uvloop
 
@@ -103,13 +104,12 @@ async def _start_http(
     metadata_socket: socket.socket | None,
 ) -> None:
     """Import the HTTP servers beside the serving loop, start them, then report until cancelled."""
-    loop = asyncio.get_running_loop()
-    admin_module = await loop.run_in_executor(None, import_module, "mooncake.master.admin")
+    admin_module = await _imported("mooncake.master.admin")
     admin = admin_module.AdminServer(service)
     await admin.start(admin_socket)
     logger.info("Master admin server started on port %d", admin_socket.getsockname()[1])
     if metadata_socket is not None:
-        metadata_module = await loop.run_in_executor(None, import_module, "mooncake.metadata.server")
+        metadata_module = await _imported("mooncake.metadata.server")
         metadata = metadata_module.MetadataServer(metadata_module.Dialect.MASTER)
         await metadata.start(metadata_socket)
         logger.info("HTTP metadata server started on port %d", metadata_socket.getsockname()[1])
@@ -119,6 +119,19 @@ async def _start_http(
     gc.freeze()  # what was imported lives as long as the process
     if values["enable_metric_reporting"]:
         await admin.report()
+
+
+async def _imported(module: str) -> ModuleType:
+    """Import beside the serving loop; where no descriptor is left for the module's files, once there is one."""
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            return await loop.run_in_executor(None, import_module, module)
+        except (OSError, ImportError) as error:
+            if os.strerror(errno.EMFILE) not in str(error):
+                raise
+            logger.warning("%s cannot be imported yet: %s", module, error)
+        await asyncio.sleep(1.0)
 
 
 def _master_config(settings: Settings) -> MasterConfig:
