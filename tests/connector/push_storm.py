@@ -6,6 +6,7 @@ started again on their port.  Every request of a decode that lives must be answe
 the end.  Prints its counts as JSON.
 """
 
+import faulthandler
 import json
 import logging
 import os
@@ -15,12 +16,14 @@ import sys
 import time
 import traceback
 from collections import Counter
+from contextlib import suppress
 
 from mooncake.cli.loopback import free_ports
 from tests.connector import push_engine
 
 LIMIT = 6  # seconds: VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT
 ANSWER_LIMIT = 45.0  # seconds in which a request must be answered, whatever happens
+START_LIMIT = END_LIMIT = 90.0  # seconds until an instance is ready, or has ended, while all of them are busy
 ROLES = ("kv_producer", "kv_producer", "kv_consumer", "kv_consumer", "kv_both")
 
 
@@ -46,10 +49,12 @@ class Instance:
 
     def start(self) -> None:
         """Its engine's id comes later."""
-        self.engine, self.waiting, self._buffer = "", {}, b""
+        self.engine, self.waiting, self._buffer, self._unsent = "", {}, b"", b""
+        self._ready_by = time.monotonic() + START_LIMIT
         commands, self._commands = os.pipe()
         self._events, events = os.pipe()
         os.set_blocking(self._events, False)
+        os.set_blocking(self._commands, False)  # a stopped process reads nothing
         self.pid = os.fork()
         if self.pid == 0:
             self._become(commands, events)
@@ -62,6 +67,7 @@ class Instance:
             os.dup2(commands, 0)
             os.dup2(events, 1)
             os.closerange(3, 1024)
+            faulthandler.register(signal.SIGUSR1)
             os.environ |= {
                 "VLLM_MOONCAKE_BOOTSTRAP_PORT": str(self.port),
                 "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": str(LIMIT),
@@ -85,13 +91,32 @@ class Instance:
     def end(self) -> None:
         os.close(self._commands)
         os.close(self._events)
-        assert os.waitpid(self.pid, 0)[1] == 0, f"the {self.role} of port {self.port} failed"
+        limit = time.monotonic() + END_LIMIT
+        while not (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
+            assert time.monotonic() < limit, f"the {self.role} of port {self.port} does not end"
+            time.sleep(0.01)
+        assert ended[1] == 0, f"the {self.role} of port {self.port} failed"
 
     def tell(self, **command) -> None:
-        os.write(self._commands, (json.dumps(command) + "\n").encode())
+        self._unsent += (json.dumps(command) + "\n").encode()
+        self._send()
+
+    def _send(self) -> None:
+        try:
+            while self._unsent:
+                self._unsent = self._unsent[os.write(self._commands, self._unsent) :]
+        except BlockingIOError:
+            pass
+
+    def show(self) -> None:
+        """Where each of its threads is, on stderr."""
+        os.kill(self.pid, signal.SIGCONT)
+        os.kill(self.pid, signal.SIGUSR1)
+        time.sleep(0.3)
 
     def listen(self) -> None:
-        """Take what it has said."""
+        """Take what it has said, and send what it has not taken yet."""
+        self._send()
         try:
             data = os.read(self._events, 1 << 20)
         except BlockingIOError:
@@ -110,6 +135,7 @@ class Instance:
                 self.idle = event["idle"]
         late = [name for name, until in self.waiting.items() if time.monotonic() > until]
         assert not late, f"{self.role} of port {self.port} does not answer {late}"
+        assert self.engine or time.monotonic() < self._ready_by, f"{self.role} of port {self.port} does not start"
 
 
 class Storm:
@@ -256,10 +282,11 @@ def main() -> None:
         storm.end()
     except BaseException:
         for one in storm.instances:
-            try:
+            with suppress(ProcessLookupError):
+                one.show()
+        for one in storm.instances:
+            with suppress(ProcessLookupError):
                 os.kill(one.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         raise
     print(json.dumps(storm.counts))
 
