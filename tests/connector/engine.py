@@ -206,6 +206,21 @@ class Engine:
         assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1  # one is vLLM's null block
         assert not self.scheduler.requests
 
+    def describe(self) -> str:
+        """Where each request is, and what blocks there are, for people."""
+        scheduler, half = self.scheduler, self.half
+        pool = scheduler.kv_cache_manager.block_pool
+        free, room = f"{pool.get_num_free_blocks()} of {pool.num_gpu_blocks}", half._saving.pins.room
+        running = [one.request_id for one in scheduler.running]
+        lines = [f"blocks free {free}, room for pins {room}, units loading {len(half._loading)}, running {running}"]
+        for name, request in scheduler.requests.items():
+            state = half._requests.get(name)
+            known = {slot: getattr(state, slot, None) for slot in ("loading", "offer", "limit", "missing", "spared")}
+            blocks = [len(group) for group in scheduler.kv_cache_manager.get_block_ids(name)]
+            computed = f"{request.num_computed_tokens} of {request.num_tokens} tokens computed"
+            lines.append(f"{name}: {request.status!s}, {computed}, {request.num_preemptions=}, {blocks=}, {known}")
+        return "\n".join(lines)
+
     def close(self) -> None:
         self.scheduler.shutdown()
         self.worker.shutdown()

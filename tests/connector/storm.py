@@ -158,7 +158,7 @@ class Storm:
             while engine.busy:
                 engine.step()
                 time.sleep(0.0005)
-                assert time.monotonic() < limit, f"requests do not end: {list(engine.scheduler.requests)}"
+                assert time.monotonic() < limit, f"requests do not end:\n{engine.describe()}"
             engine.check_idle()
             self.counts["preemptions"] += engine.preemptions
             self.counts["new starts"] += engine.restarts
