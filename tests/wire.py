@@ -1,7 +1,8 @@
 """A blocking connection to a master or a segment server, for tests that say what no client would say."""
 
-from mooncake.rpc.client import Connection, connect, set_time_limit
+from mooncake.rpc.client import Connection
 from mooncake.rpc.messages import PROTOCOL, GetStart, Hello, SegmentInfo, SegmentQuery
+from mooncake.rpc.sockets import connect, set_time_limit
 
 
 def greeted(port: int, role: str = "client", client: str = "1-1", host: str = "elsewhere") -> Connection:

@@ -15,7 +15,7 @@ from mooncake.master.admin import AdminServer
 from mooncake.master.config import MasterConfig
 from mooncake.master.counters import Counters
 from mooncake.master.service import MasterService, serve
-from mooncake.rpc.client import Connection, connect, set_time_limit
+from mooncake.rpc.client import Connection
 from mooncake.rpc.messages import (
     PROTOCOL,
     GetStart,
@@ -27,6 +27,7 @@ from mooncake.rpc.messages import (
     PutStarted,
     SegmentInfo,
 )
+from mooncake.rpc.sockets import connect, set_time_limit
 from mooncake.version import __version__
 
 SEGMENT = 4711

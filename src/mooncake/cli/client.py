@@ -77,6 +77,7 @@ def _serve(options: argparse.Namespace) -> int:
     from mooncake.offload import offload_settings
     from mooncake.rpc.messages import Serve
     from mooncake.rpc.task_messages import Introduction
+    from mooncake.security.secret import read_secret, warn_if_exposed
     from mooncake.segment.desk import open_desk
     from mooncake.segment.server import SegmentServer
     from mooncake.transfer.host import host_id
@@ -116,7 +117,9 @@ def _serve(options: argparse.Namespace) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: server.stop())
     server.start()
-    logging.getLogger("mooncake.segment").info(
+    log = logging.getLogger("mooncake.segment")
+    warn_if_exposed(log, "this segment server", config.bind_address or listen_address(options.host), read_secret())
+    log.info(
         "segment %s of %d bytes is mounted at master %s, data on %s",
         server.info.name,
         server.info.size,

@@ -4,6 +4,8 @@ import http.client
 import socket
 from contextlib import ExitStack
 
+from mooncake.security.secret import authorization
+
 HOST = "127.0.0.1"
 
 
@@ -39,7 +41,7 @@ def fetch(port: int, path: str, timeout: float = 2.0, method: str = "GET") -> st
     """The text that `GET path` brings; None when there is no answer or it is not 200."""
     connection = http.client.HTTPConnection(HOST, port, timeout=timeout)
     try:
-        connection.request(method, path)
+        connection.request(method, path, headers=authorization())
         answer = connection.getresponse()
         text = answer.read().decode(errors="replace")
     except (OSError, http.client.HTTPException):

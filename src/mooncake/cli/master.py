@@ -30,6 +30,7 @@ from mooncake.master.flag_table import FLAGS, Value
 from mooncake.master.flags import Settings, help_text, parse_command_line, read_settings
 from mooncake.master.service import MasterService, serve
 from mooncake.rpc.descriptors import allow_many
+from mooncake.security.secret import warn_if_exposed
 from mooncake.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -75,6 +76,7 @@ async def _run(settings: Settings) -> None:
     admin_socket = _listen(str(values["metrics_host"]), int(values["metrics_port"]), "metrics_host", "metrics_port")
     metadata_socket = _listen_for_metadata(values)
     service = await _serve(config, "port" if settings.values["rpc_port"] == 0 else "rpc_port")
+    warn_if_exposed(logger, "this master", config.rpc_address, service.secret)
     for note in settings.notes:
         logger.warning("%s", note)
     logger.info(

@@ -14,8 +14,9 @@ import threading
 
 from mooncake.errors import ConfigError
 from mooncake.rpc import frame
-from mooncake.rpc.client import Connection, set_time_limit
+from mooncake.rpc.client import Connection
 from mooncake.rpc.messages import DECODERS, KINDS, Failure, Serve, Serving, Stop, encode
+from mooncake.rpc.sockets import set_time_limit
 from mooncake.transfer.memory import SegmentMemory
 
 START_LIMIT = 10.0  # seconds

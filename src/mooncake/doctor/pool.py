@@ -11,8 +11,10 @@ from mooncake.doctor import processes, web
 from mooncake.doctor.findings import Finding, fail, ok, unknown, warn
 from mooncake.errors import StoreError
 from mooncake.rpc import frame
-from mooncake.rpc.client import Connection, connect, parse_address, set_time_limit
+from mooncake.rpc.client import Connection, parse_address
 from mooncake.rpc.messages import PROTOCOL, Hello, Ping
+from mooncake.rpc.sockets import connect, set_time_limit
+from mooncake.security.secret import authorization
 from mooncake.transfer.host import host_id
 from mooncake.version import __version__
 
@@ -152,7 +154,7 @@ def _find_http(place: PoolPlace) -> tuple[str, str]:
 
 def _segments(url: str, limit: float) -> list[Finding]:
     try:
-        segments = web.get_json(f"{url}/get_segments_detail", limit)["segments"]
+        segments = web.get_json(f"{url}/get_segments_detail", limit, authorization())["segments"]
     except web.NoAnswerError as error:
         return [unknown(AREA, "segments", str(error))]
     if not segments:
@@ -196,7 +198,7 @@ def _refuses(endpoint: str, limit: float) -> str:
 
 def _keys(url: str, limit: float) -> list[Finding]:
     try:
-        text = web.get(f"{url}/get_all_keys", limit, _MOST_KEYS)
+        text = web.get(f"{url}/get_all_keys", limit, _MOST_KEYS, authorization())
     except web.NoAnswerError as error:
         return [unknown(AREA, "keys", str(error))]
     keys = text.split("\n")[:-1]
@@ -288,7 +290,7 @@ def look_at_metadata(place: PoolPlace) -> list[Finding]:
             return [fail(AREA, subject, f"{place.metadata} cannot be reached: {reason}", "Start it, or correct it.")]
         return [ok(AREA, subject, f"{text}, which it takes")]
     try:
-        web.get(f"{place.metadata}?key=mooncake-doctor", place.limit)
+        web.get(f"{place.metadata}?key=mooncake-doctor", place.limit, headers=authorization())
     except web.StatusError as error:
         if error.status == 404:  # what it says of a key that is not there
             return [ok(AREA, subject, f"{place.metadata} answers")]

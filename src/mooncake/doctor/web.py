@@ -19,7 +19,7 @@ class StatusError(NoAnswerError):
         self.status = status
 
 
-def get(url: str, limit: float, most: int = 4 << 20) -> str:
+def get(url: str, limit: float, most: int = 4 << 20, headers: dict[str, str] | None = None) -> str:
     """The body's first `most` bytes as text.  Raises NoAnswerError, StatusError; within `limit` seconds."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -31,7 +31,8 @@ def get(url: str, limit: float, most: int = 4 << 20) -> str:
     except (http.client.InvalidURL, ValueError) as error:
         raise NoAnswerError(f"{url} is not a URL: {error}") from None
     try:
-        connection.request("GET", f"{parts.path}?{parts.query}" if parts.query else parts.path or "/")
+        target = f"{parts.path}?{parts.query}" if parts.query else parts.path or "/"
+        connection.request("GET", target, headers=headers or {})
         answer = connection.getresponse()
         body = b""
         while len(body) < most and (piece := answer.read1(_PIECE)):
@@ -51,9 +52,9 @@ def get(url: str, limit: float, most: int = 4 << 20) -> str:
     return body[:most].decode(errors="replace")
 
 
-def get_json(url: str, limit: float) -> Any:
+def get_json(url: str, limit: float, headers: dict[str, str] | None = None) -> Any:
     """Raises NoAnswerError."""
-    text = get(url, limit)
+    text = get(url, limit, headers=headers)
     try:
         return json.loads(text)
     except ValueError:

@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from mooncake.engine.received import ANSWER, LARGEST_PAYLOAD, MAGIC, PREFIX, Head, ReceivedData, ReceivedTensor
+from mooncake.errors import StoreError
+from mooncake.security.secret import read_secret
+from mooncake.version import __version__
 
 if TYPE_CHECKING:
     from mooncake.engine.rpc_server import RpcServer
@@ -196,7 +199,8 @@ class RpcInterface:
 
     def _borrow(self, target: str) -> socket.socket:
         """An idle connection that is still good, or a new one.  Raises OSError, ValueError."""
-        from mooncake.rpc.client import parse_address
+        from mooncake.rpc.client import Connection, parse_address
+        from mooncake.rpc.messages import PROTOCOL, Hello
 
         while True:
             with self._lock:
@@ -215,6 +219,12 @@ class RpcInterface:
         stream = socket.create_connection(parse_address(target), min(CONNECT_LIMIT, self._limit))
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         stream.settimeout(self._limit)
+        if read_secret() is not None:
+            try:
+                Connection(stream).greet(Hello(PROTOCOL, __version__, "client", "", ""))
+            except (StoreError, OSError) as error:
+                stream.close()
+                raise OSError(str(error)) from None
         return stream
 
     def _give_back(self, target: str, stream: socket.socket) -> None:

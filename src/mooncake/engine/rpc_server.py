@@ -18,7 +18,11 @@ from mooncake.engine.received import (
     ReceivedData,
     ReceivedTensor,
 )
+from mooncake.rpc.messages import PROTOCOL, Welcome
+from mooncake.rpc.porter import Porter
+from mooncake.security.secret import read_secret
 from mooncake.transfer.listening import join_host
+from mooncake.version import __version__
 
 logger = logging.getLogger("mooncake.engine")
 
@@ -49,6 +53,8 @@ class RpcServer:
         self._streams: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._stopped = threading.Event()
+        secret = read_secret()
+        self._porter = None if secret is None else Porter(secret, _welcome, self._start, self._open.release)
         threading.Thread(target=self._accept, name="mooncake-rpc-accept", daemon=True).start()
 
     def wait(self) -> None:
@@ -61,6 +67,8 @@ class RpcServer:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        if self._porter is not None:
+            self._porter.stop()
         with self._lock:
             streams = list(self._streams)
         for stream in streams:
@@ -71,16 +79,28 @@ class RpcServer:
         while not self._stopped.is_set():
             self._open.acquire()
             try:
-                stream, peer = self._listener.accept()
+                stream, _ = self._listener.accept()
             except OSError as error:
                 self._open.release()
                 if not self._stopped.wait(0.1):
                     logger.warning("RpcInterface: cannot take a connection now: %s", error)
                 continue
-            with self._lock:
-                self._streams.add(stream)
-            source = join_host(peer[0], peer[1])
-            threading.Thread(target=self._serve, args=(stream, source), name="mooncake-rpc", daemon=True).start()
+            if self._porter is None:
+                self._start(stream)
+            else:
+                self._porter.take(stream)
+
+    def _start(self, stream: socket.socket) -> None:
+        try:
+            peer = stream.getpeername()
+        except OSError:  # it has gone already
+            stream.close()
+            self._open.release()
+            return
+        with self._lock:
+            self._streams.add(stream)
+        source = join_host(peer[0], peer[1])
+        threading.Thread(target=self._serve, args=(stream, source), name="mooncake-rpc", daemon=True).start()
 
     def _serve(self, stream: socket.socket, source: str) -> None:
         try:
@@ -109,6 +129,10 @@ class RpcServer:
             raise ValueError(f"a payload of {head.size} bytes")
         payload = _exactly(stream, head.size)
         return ReceivedTensor(source, head, payload) if head.dtype else ReceivedData(source, payload)
+
+
+def _welcome() -> Welcome:
+    return Welcome(PROTOCOL, __version__, 0, 0)
 
 
 def _exactly(stream: socket.socket, size: int) -> bytearray:

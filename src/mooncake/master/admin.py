@@ -17,6 +17,7 @@ from mooncake.errors import ErrorCode
 from mooncake.master.metrics import CONTENT_TYPE, Metrics
 from mooncake.master.service import MasterService
 from mooncake.master.summary import Summary
+from mooncake.security.bearer import require_bearer
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class AdminServer:
             await asyncio.sleep(REPORT_SECONDS)
 
     def _application(self) -> web.Application:
-        application = web.Application(middlewares=[_answer_failures])
+        application = web.Application(middlewares=[*require_bearer(self._service.secret), _answer_failures])
         get, post = application.router.add_get, application.router.add_post
         get("/metrics", self._get_metrics)
         get("/metrics/summary", self._get_summary)

@@ -32,8 +32,11 @@ from mooncake.master.handlers import HANDLERS, Reply, in_steps, must_wait_for, w
 from mooncake.master.membership import Client
 from mooncake.master.pool import Segment
 from mooncake.rpc import frame
+from mooncake.rpc.handshake import MOST_BYTES, Guard
 from mooncake.rpc.message import Message
 from mooncake.rpc.messages import DECODERS, KINDS, PROTOCOL, Exist, ExistReply, Failure, Hello, Welcome, encode
+from mooncake.security.anteroom import LIMIT, Anteroom
+from mooncake.security.secret import read_secret
 from mooncake.version import __version__
 
 log = logging.getLogger("mooncake.master")
@@ -58,6 +61,8 @@ class MasterService:
         self.counters = counters
         self.directory = Directory(config, counters)
         self.port = 0
+        self.secret = read_secret()
+        self.anteroom = Anteroom()
         self.sessions: set[Session] = set()
         self._server: asyncio.Server | None = None
         self._loop = asyncio.get_running_loop()
@@ -206,10 +211,13 @@ class Session(asyncio.Protocol):
     def __init__(self, service: MasterService) -> None:
         self.service = service
         self.client: Client | None = None
+        self.hello: Hello | None = None
         self.segments: dict[int, Segment] = {}
         self.send_one_way = self._send_one_way  # one object, to know it again
         self.in_turn = asyncio.Lock()  # for what must keep its order though it takes several steps
-        self._reader = frame.FrameReader()
+        self._guard = Guard(service.secret)
+        self._ticket = 0
+        self._reader = frame.FrameReader(frame.MAX_BODY if self._guard.is_open else MOST_BYTES)
         self._unanswered: list[frame.Frame] = []
         self._last_exist: _LastExist | None = None
         self._overfull = False
@@ -226,10 +234,14 @@ class Session(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         _notice_lost_hosts(transport.get_extra_info("socket"))
         self.service.sessions.add(self)
+        if not self._guard.is_open:
+            self._ticket = self.service.anteroom.enter(self.abort)
+            asyncio.get_running_loop().call_later(LIMIT, self._give_up)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         service = self.service
+        service.anteroom.leave(self._ticket)
         service.sessions.discard(self)
         directory = service.directory
         now = directory.clock()
@@ -304,6 +316,10 @@ class Session(asyncio.Protocol):
         peer = self._transport.get_extra_info("peername") if self._transport is not None else None
         log.warning("the connection from %s is closed: %s", peer[0] if peer else "somebody", error)
 
+    def _give_up(self) -> None:
+        if self.client is None:
+            self.abort()
+
     def abort(self) -> None:
         if self._transport is not None:
             self._transport.abort()
@@ -369,9 +385,16 @@ class Session(asyncio.Protocol):
         self.service.flush()
 
     def _greet(self, got: frame.Frame, message: Message) -> bytes | None:
-        if not isinstance(message, Hello):
+        if isinstance(message, Hello) and not self._is_one_of_us(got, message):
+            return None
+        welcome = self._guard.answer(message, self._arrive)
+        if welcome is None:
             self._close_after(got, ErrorCode.INVALID_PARAMS, "a connection starts with Hello")
             return None
+        return frame.pack(got.kind, frame.REPLY, got.request_id, encode(welcome))
+
+    def _is_one_of_us(self, got: frame.Frame, message: Hello) -> bool:
+        self.hello = message
         if message.protocol != PROTOCOL:
             self._close_after(
                 got,
@@ -379,14 +402,20 @@ class Session(asyncio.Protocol):
                 f"this master (version {__version__}) speaks protocol {PROTOCOL}, this {message.role[:20]} "
                 f"(version {message.version[:40]}) protocol {message.protocol}; install the same version on both sides",
             )
-            return None
+            return False
         if message.role not in ("client", "segment") or not message.client:
             self._close_after(got, ErrorCode.INVALID_PARAMS, f"unknown role {message.role[:40]!r} or no client id")
-            return None
+            return False
+        return True
+
+    def _arrive(self) -> Welcome:
+        """It is one of us."""
+        assert self.hello is not None
+        self._reader.most = frame.MAX_BODY
+        self.service.anteroom.leave(self._ticket)
         directory = self.service.directory
-        self.client = directory.clients.arrive(message.client, message.host)
-        welcome = Welcome(PROTOCOL, __version__, directory.term, self.service.config.lease_ms)
-        return frame.pack(got.kind, frame.REPLY, got.request_id, encode(welcome))
+        self.client = directory.clients.arrive(self.hello.client, self.hello.host)
+        return Welcome(PROTOCOL, __version__, directory.term, self.service.config.lease_ms)
 
     def _close_after(self, got: frame.Frame, code: ErrorCode, text: str) -> None:
         if self._transport is not None:

@@ -17,6 +17,8 @@ from math import inf
 from aiohttp import web
 
 from mooncake.metadata.table import LARGEST_VALUE, LONGEST_KEY, MetadataTable, TableFullError
+from mooncake.security.bearer import require_bearer
+from mooncake.security.secret import read_secret
 
 logger = logging.getLogger("mooncake.metadata")
 
@@ -38,7 +40,7 @@ class MetadataServer:
         self._dialect = dialect
         self._gone: set[str] = set()
         self._sweeper: asyncio.Task[None] | None = None
-        application = web.Application(client_max_size=LARGEST_VALUE)
+        application = web.Application(client_max_size=LARGEST_VALUE, middlewares=require_bearer(read_secret()))
         application.router.add_get("/health", _health)
         route = application.router.add_resource("/metadata")
         route.add_route("GET", self._get)

@@ -6,10 +6,8 @@ calls then fail at once until a background probe has reached it again.
 """
 
 import contextlib
-import ctypes
 import os
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable
@@ -18,10 +16,10 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from mooncake.errors import ErrorCode, StoreError, TimedOut, Unavailable
-from mooncake.rpc import frame
+from mooncake.rpc import frame, handshake
 from mooncake.rpc.message import Message
-from mooncake.rpc.messages import DECODERS, KINDS, PROTOCOL, REPLY_OF, Failure, Hello, PutStart, Welcome, encode
-from mooncake.version import __version__
+from mooncake.rpc.messages import DECODERS, KINDS, REPLY_OF, Failure, Hello, PutStart, Welcome, encode
+from mooncake.rpc.sockets import connect, send_soon, set_time_limit
 
 Reply = TypeVar("Reply", bound=Message)
 
@@ -50,38 +48,6 @@ def unreachable(address: str, error: Exception) -> str:
         f"the master at {address} cannot be reached ({reason}); start mooncake_master there, or correct the address "
         "(the port is its rpc_port, 50051 by default)"
     )
-
-
-def set_time_limit(sock: socket.socket, seconds: float) -> None:
-    """Kernel-side limits on a blocking socket: cheaper than Python's, which poll before each call."""
-    limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-
-
-def connect(host: str, port: int, limit: float) -> socket.socket:
-    """A blocking tcp connection without delays of small messages.  Raises OSError."""
-    sock = socket.create_connection((host, port), timeout=limit)
-    sock.settimeout(None)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return sock
-
-
-_libc = ctypes.PyDLL(None, use_errno=True)  # PyDLL: calls keep the interpreter lock
-_libc.send.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int]
-_libc.send.restype = ctypes.c_ssize_t
-_SMALL = 64 << 10
-
-
-def send_soon(sock: socket.socket, data: bytes) -> None:
-    """sock.sendall that keeps the interpreter lock for a small message, which takes microseconds: beside a busy
-    thread every return of the lock may cost a switch interval of 5 ms.  Raises OSError."""
-    if len(data) <= _SMALL:
-        sent = _libc.send(sock.fileno(), data, len(data), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-        if sent == len(data):
-            return
-        data = data[max(sent, 0) :]
-    sock.sendall(data)  # there is no room at once, or an error, which this raises
 
 
 class Connection:
@@ -152,14 +118,9 @@ class Connection:
         return self._reader.feed(data)
 
     def greet(self, hello: Hello) -> Welcome:
-        """Say Hello.  Raises StoreError with a sentence when the two sides' protocols differ."""
-        welcome = cast(Welcome, self.call(hello))
-        if welcome.protocol != PROTOCOL:
-            raise StoreError(
-                ErrorCode.INVALID_VERSION,
-                f"the master speaks protocol {welcome.protocol} (mooncake-py {welcome.version}), this side "
-                f"{PROTOCOL} ({__version__}); install the same version on both",
-            )
+        """Say Hello, and prove the cluster's secret.  Raises OSError, StoreError with a sentence when the two sides do
+        not go together."""
+        welcome = handshake.greet(self, hello)
         self.term = welcome.term
         return welcome
 

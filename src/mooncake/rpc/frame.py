@@ -47,12 +47,13 @@ def check_first(data: bytes, kind: int) -> None:
 
 
 class FrameReader:
-    """Cuts a byte stream into frames; feed it what arrives."""
+    """Cuts a byte stream into frames; feed it what arrives.  `most`: bytes that a body may have."""
 
-    __slots__ = ("_buffer",)
+    __slots__ = ("_buffer", "most")
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MAX_BODY) -> None:
         self._buffer = bytearray()
+        self.most = most
 
     def feed(self, data: bytes) -> list[Frame]:
         """Frames completed by `data`, in order.  Raises FramingError on an impossible length."""
@@ -66,7 +67,7 @@ class FrameReader:
         at, end = 0, len(buffer)
         while end - at >= HEADER_SIZE:
             length, kind, flags, request_id = HEADER.unpack_from(buffer, at)
-            if length > MAX_BODY:
+            if length > self.most:
                 raise FramingError(_FOREIGN)
             body_at = at + HEADER_SIZE
             if end - body_at < length:

@@ -11,6 +11,7 @@ place of a replica on disk is [-segment, number, length]: the server of that seg
     segment → master     Hello, Mount, Announce, Heartbeat, Unmount, Killed, CopyEnded, DiskMount, DiskAnnounce,
                          DiskReport
     master → segment     Kill, CopyPart, DiskOrders
+    anybody → anybody    Hello, Prove
     client → segment     Attach (unix socket, answered with descriptors), Read, Write, Stage, Unstage (tcp)
     store → mooncake_client  Introduce
     engine → engine      Hello, Ping, EngineOpen, EngineRead, EngineWrite, EngineNotify, EngineExports
@@ -61,7 +62,7 @@ from mooncake.rpc.task_messages import (
     TaskState,
 )
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 
 # ---------------------------------------------------------------- session
@@ -75,17 +76,27 @@ class Hello(Message):
     role: str
     client: str
     host: str  # same host ⇔ same text (boot id and network namespace)
+    nonce: bytes = b""  # of a side that has the cluster's secret
 
 
 class Welcome(Message):
     """Reply to Hello.  `term` grows with every master; `lease_ms` is the read lease; `instance` is a number of the
-    answering engine's or segment server's life."""
+    answering engine's or segment server's life.  With a `challenge` (and the `proof` of who made it) it is none yet:
+    Prove must come first."""
 
     protocol: int
     version: str
     term: int
     lease_ms: int
     instance: int = 0
+    challenge: bytes = b""
+    proof: bytes = b""
+
+
+class Prove(Message):
+    """The answer to a challenge (see `security.secret`).  Reply Welcome."""
+
+    proof: bytes
 
 
 class Failure(Message):
@@ -452,12 +463,14 @@ KINDS: dict[type[Message], int] = {
             Introduce, Introduction,
             CopyTask, MoveTask, TaskCreated, QueryTask, TaskState, ReplicaClear, Cleared, CopyPart, CopyEnded,
             DiskMount, DiskMounted, DiskAnnounce, DiskOrders, DiskReport, Stage, Staged, Unstage,
+            Prove,
         ),
         start=1,
     )
 }  # fmt: skip
 REPLY_OF: dict[type[Message], type[Message]] = {
-    Hello: Welcome, Ping: Codes, Exist: ExistReply, Prefix: PrefixReply, GetStart: GetReply, Query: GetReply,
+    Hello: Welcome, Prove: Welcome, Ping: Codes,
+    Exist: ExistReply, Prefix: PrefixReply, GetStart: GetReply, Query: GetReply,
     PutStart: PutStarted, PutEnd: Codes, Remove: Codes, RemoveRegex: Count, RemoveAll: Count,
     SegmentQuery: SegmentList, Mount: Mounted, Announce: Codes, Heartbeat: Codes, Unmount: Codes,
     Attach: Attached, Read: Codes, Write: Codes, Serve: Serving, Stop: Codes,

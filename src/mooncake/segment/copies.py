@@ -14,9 +14,10 @@ import msgspec
 
 from mooncake.errors import ErrorCode, StoreError
 from mooncake.rpc import frame
-from mooncake.rpc.client import Connection, connect, parse_address, set_time_limit
+from mooncake.rpc.client import Connection, parse_address
 from mooncake.rpc.messages import Codes, Hello, Write, WriteRecord
 from mooncake.rpc.record_messages import Body
+from mooncake.rpc.sockets import connect, set_time_limit
 from mooncake.rpc.task_messages import CopyEnded, CopyPart
 from mooncake.transfer import table
 from mooncake.transfer.memory import SegmentMemory

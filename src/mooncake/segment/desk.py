@@ -11,9 +11,11 @@ import threading
 import msgspec
 
 from mooncake.rpc import frame
-from mooncake.rpc.client import set_time_limit
 from mooncake.rpc.messages import DECODERS, PROTOCOL, Hello, Welcome, encode
+from mooncake.rpc.porter import Porter
+from mooncake.rpc.sockets import set_time_limit
 from mooncake.rpc.task_messages import Introduce, Introduction
+from mooncake.security.secret import read_secret
 from mooncake.version import __version__
 
 logger = logging.getLogger("mooncake.segment")
@@ -28,6 +30,8 @@ class Desk(threading.Thread):
         super().__init__(name="mooncake-desk", daemon=True)
         self._listener = listener
         self._introduction = introduction
+        secret = read_secret()
+        self._porter = None if secret is None else Porter(secret, _welcome, self._receive)
 
     def run(self) -> None:
         while True:
@@ -36,9 +40,15 @@ class Desk(threading.Thread):
             except OSError as error:
                 logger.warning("nobody can be introduced to the pool any more: %s", error)
                 return
-            with visitor, contextlib.suppress(OSError, frame.FramingError, msgspec.MsgspecError):
-                set_time_limit(visitor, _LIMIT)
-                self._serve(visitor)
+            if self._porter is None:
+                self._receive(visitor)
+            else:
+                self._porter.take(visitor)
+
+    def _receive(self, visitor: socket.socket) -> None:
+        with visitor, contextlib.suppress(OSError, frame.FramingError, msgspec.MsgspecError):
+            set_time_limit(visitor, _LIMIT)
+            self._serve(visitor)
 
     def _serve(self, visitor: socket.socket) -> None:
         reader = frame.FrameReader()
@@ -46,12 +56,15 @@ class Desk(threading.Thread):
             for got in reader.feed(data):
                 message = DECODERS[got.kind].decode(got.body) if got.kind in DECODERS else None
                 if isinstance(message, Hello):
-                    welcome = Welcome(PROTOCOL, __version__, 1, 0)
-                    visitor.sendall(frame.pack(got.kind, frame.REPLY, got.request_id, encode(welcome)))
+                    visitor.sendall(frame.pack(got.kind, frame.REPLY, got.request_id, encode(_welcome())))
                 elif isinstance(message, Introduce):
                     visitor.sendall(frame.pack(got.kind, frame.REPLY, got.request_id, encode(self._introduction)))
                 else:
                     return
+
+
+def _welcome() -> Welcome:
+    return Welcome(PROTOCOL, __version__, 1, 0)
 
 
 def open_desk(host: str, port: int, introduction: Introduction) -> None:

@@ -12,7 +12,7 @@ import msgspec
 
 from mooncake.errors import ErrorCode, StoreError
 from mooncake.rpc import frame
-from mooncake.rpc.client import Connection, connect, parse_address, set_time_limit, unreachable
+from mooncake.rpc.client import Connection, parse_address, unreachable
 from mooncake.rpc.disk_messages import DiskMounted, DiskOrders, DiskReport
 from mooncake.rpc.message import Message
 from mooncake.rpc.messages import (
@@ -30,6 +30,7 @@ from mooncake.rpc.messages import (
     Unmount,
     encode,
 )
+from mooncake.rpc.sockets import connect, set_time_limit
 from mooncake.rpc.task_messages import CopyPart
 from mooncake.segment.copies import Copies
 from mooncake.segment.owner import Owner

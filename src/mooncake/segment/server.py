@@ -16,12 +16,14 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from mooncake.errors import ConfigError, ErrorCode, MooncakeError
+from mooncake.errors import ConfigError, ErrorCode, MooncakeError, StoreError
 from mooncake.rpc import frame
 from mooncake.rpc.descriptors import allow_many
+from mooncake.rpc.handshake import Guard
 from mooncake.rpc.messages import (
     DECODERS,
     KINDS,
+    PROTOCOL,
     Attach,
     Attached,
     Codes,
@@ -30,8 +32,10 @@ from mooncake.rpc.messages import (
     Serve,
     Serving,
     Stop,
+    Welcome,
     encode,
 )
+from mooncake.security.secret import read_secret
 from mooncake.segment.link import MasterLink
 from mooncake.segment.owner import Owner
 from mooncake.segment.streams import Streams
@@ -40,6 +44,7 @@ from mooncake.transfer.listening import join_host, listen_tcp
 from mooncake.transfer.memory import SegmentMemory
 from mooncake.transfer.metadata.entries import Address
 from mooncake.transfer.table import table_size
+from mooncake.version import __version__
 
 if TYPE_CHECKING:
     from mooncake.transfer.metadata.publication import Publication
@@ -63,6 +68,7 @@ class SegmentServer:
         self._size = config.size
         self._owner = Owner(config.segment, self._memory, self._writers)
         self._attached = 0
+        self._secret = read_secret()
         self.engine_writer = 0
         if engine_pidfd >= 0:
             self.engine_writer = self._writers.add_pidfd(engine_pidfd).number
@@ -198,6 +204,7 @@ class SegmentServer:
             return
         connection.setblocking(False)
         self._attached += 1
+        guard = Guard(self._secret)
 
         def ready() -> None:
             try:
@@ -207,7 +214,7 @@ class SegmentServer:
             except OSError:
                 data = b""
             if data:
-                self._attach(connection, writer.number, data)
+                self._attach(connection, guard, writer.number, data)
                 return
             self._selector.unregister(connection)
             connection.close()
@@ -229,17 +236,28 @@ class SegmentServer:
             self._watch(writer.pidfd, ended)
         return writer
 
-    def _attach(self, connection: socket.socket, writer: int, data: bytes) -> None:
+    def _attach(self, connection: socket.socket, guard: Guard, writer: int, data: bytes) -> None:
         with contextlib.suppress(OSError, frame.FramingError, ValueError):
             for got in frame.FrameReader().feed(data):
                 message = DECODERS[got.kind].decode(got.body) if got.kind in DECODERS else None
-                if isinstance(message, Attach) and message.segment == self.info.segment:
+                try:
+                    welcome = None if message is None else guard.answer(message, self._welcome)
+                except StoreError as error:
+                    failure = Failure(int(error.code), str(error))
+                    connection.send(frame.pack(got.kind, frame.REPLY | frame.FAILED, got.request_id, encode(failure)))
+                    return
+                if welcome is not None:
+                    connection.send(frame.pack(got.kind, frame.REPLY, got.request_id, encode(welcome)))
+                elif isinstance(message, Attach) and message.segment == self.info.segment:
                     reply = Attached(writer, self._memory.size, table_size(self._memory.size))
                     answer = frame.pack(got.kind, frame.REPLY, got.request_id, encode(reply))
                     socket.send_fds(connection, [answer], self.descriptors)
                 else:
                     failure = Failure(ErrorCode.SEGMENT_NOT_FOUND, "another segment is served here")
                     connection.send(frame.pack(got.kind, frame.REPLY | frame.FAILED, got.request_id, encode(failure)))
+
+    def _welcome(self) -> Welcome:
+        return Welcome(PROTOCOL, __version__, 0, 0, self.info.segment)
 
     def _watch(self, descriptor: int, action: Callable[[], object]) -> None:
         self._selector.register(descriptor, selectors.EVENT_READ, action)

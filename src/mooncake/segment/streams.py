@@ -27,6 +27,8 @@ from mooncake.rpc.messages import (
     Write,
     encode,
 )
+from mooncake.rpc.porter import Porter
+from mooncake.security.secret import read_secret
 from mooncake.segment.owner import Owner
 from mooncake.segment.writers import Writer
 from mooncake.transfer import table
@@ -55,6 +57,8 @@ class Streams(threading.Thread):
         self.tier: Tier | None = None
         self.moved = 0  # bytes, approximately: streams count without a lock
         self._open = threading.BoundedSemaphore(MAX_STREAMS)
+        secret = read_secret()
+        self._porter = None if secret is None else Porter(secret, self._welcome, self._start, self._open.release)
 
     def run(self) -> None:
         while True:
@@ -67,12 +71,18 @@ class Streams(threading.Thread):
             if not self._open.acquire(blocking=False):
                 stream.close()
                 continue
-            try:
-                threading.Thread(target=self._serve, args=(stream,), name="mooncake-tcp", daemon=True).start()
-            except RuntimeError as error:
-                logger.warning("no thread for a tcp stream: %s", error)
-                stream.close()
-                self._open.release()
+            if self._porter is None:
+                self._start(stream)
+            else:
+                self._porter.take(stream)
+
+    def _start(self, stream: socket.socket) -> None:
+        try:
+            threading.Thread(target=self._serve, args=(stream,), name="mooncake-tcp", daemon=True).start()
+        except RuntimeError as error:
+            logger.warning("no thread for a tcp stream: %s", error)
+            stream.close()
+            self._open.release()
 
     def _serve(self, stream: socket.socket) -> None:
         with contextlib.suppress(OSError):  # the peer is gone already: the first read says so
@@ -103,9 +113,7 @@ class Streams(threading.Thread):
 
     def _answer(self, stream: socket.socket, writer: Writer, request_id: int, message: Message) -> None:
         if isinstance(message, Hello):
-            table = self._owner.memory.table
-            welcome = Welcome(PROTOCOL, __version__, table.term, table.lease_ms, self._owner.segment)
-            _reply(stream, request_id, message, welcome)
+            _reply(stream, request_id, message, self._welcome())
         elif isinstance(message, Read):
             self._read(stream, request_id, message)
         elif isinstance(message, Write):
@@ -117,6 +125,10 @@ class Streams(threading.Thread):
                 self.tier.staging.give_back(message.tickets)
         else:
             raise _RefusedError(f"{type(message).__name__} is not a request of the data port")
+
+    def _welcome(self) -> Welcome:
+        records = self._owner.memory.table
+        return Welcome(PROTOCOL, __version__, records.term, records.lease_ms, self._owner.segment)
 
     def _stage(self, message: Stage) -> Staged:
         if self.tier is None or message.segment != self._owner.segment:

@@ -20,7 +20,6 @@ import numpy as np
 
 from mooncake.errors import ErrorCode, TransferError
 from mooncake.rpc import frame
-from mooncake.rpc.client import set_time_limit
 from mooncake.rpc.engine_messages import (
     EAGER_SIZE,
     EngineExported,
@@ -33,6 +32,9 @@ from mooncake.rpc.engine_messages import (
 )
 from mooncake.rpc.message import Message
 from mooncake.rpc.messages import DECODERS, KINDS, PROTOCOL, Codes, Failure, Hello, Ping, Welcome, encode
+from mooncake.rpc.porter import Porter
+from mooncake.rpc.sockets import set_time_limit
+from mooncake.security.secret import read_secret
 from mooncake.transfer.cma import start_of
 from mooncake.transfer.host import pid_namespace
 from mooncake.transfer.pieces import Pieces
@@ -72,6 +74,8 @@ class Endpoint:
         self._notifications: deque[EngineNotify] = deque()
         self._numbers: OrderedDict[int, None] = OrderedDict()
         self.moved = 0  # bytes, by streams
+        secret = read_secret()
+        self._porter = None if secret is None else Porter(secret, self._welcome, self._add_stream)
         listener.setblocking(False)
         self._epoll.register(self._wake_read, select.EPOLLIN)
         self._epoll.register(listener.fileno(), _ONCE)
@@ -102,6 +106,8 @@ class Endpoint:
             streams = list(self._streams.values())
         os.write(self._wake_write, b"x")
         self._listener.close()
+        if self._porter is not None:
+            self._porter.stop()
         for stream in streams:
             with contextlib.suppress(OSError):
                 stream.shutdown(socket.SHUT_RDWR)
@@ -180,15 +186,25 @@ class Endpoint:
             finally:
                 self._epoll.modify(self._listener.fileno(), _ONCE)
             stream.setblocking(True)
-            with contextlib.suppress(OSError):  # the peer is gone already: the first read says so
-                tune(stream)
-            set_time_limit(stream, TICK)
-            with self._lock:
-                if self._closed or len(self._streams) >= MAX_STREAMS:
-                    stream.close()
-                    return
-                self._streams[stream.fileno()] = stream
+            if self._porter is None:
+                self._add_stream(stream)
+            else:
+                self._porter.take(stream)
+
+    def _add_stream(self, stream: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # the peer is gone already: the first read says so
+            tune(stream)
+        set_time_limit(stream, TICK)
+        with self._lock:
+            if self._closed or len(self._streams) >= MAX_STREAMS:
+                stream.close()
+                return
+            self._streams[stream.fileno()] = stream
+        with contextlib.suppress(OSError, ValueError):  # closed meanwhile
             self._epoll.register(stream.fileno(), _ONCE)
+
+    def _welcome(self) -> Welcome:
+        return Welcome(PROTOCOL, __version__, self._instance, 0, self._instance)
 
     def _serve(self, stream: socket.socket) -> None:
         """Requests as long as they follow one another closely."""
@@ -212,7 +228,7 @@ class Endpoint:
     def _answer(self, stream: socket.socket, request_id: int, message: Message) -> None:
         match message:
             case Hello():
-                _reply(stream, request_id, message, Welcome(PROTOCOL, __version__, self._instance, 0, self._instance))
+                _reply(stream, request_id, message, self._welcome())
             case EngineRead():
                 self._read(stream, request_id, message)
             case EngineWrite():

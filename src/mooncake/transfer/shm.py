@@ -7,15 +7,28 @@ from collections.abc import Generator
 
 import msgspec
 
-from mooncake.errors import ErrorCode, TransferError
+from mooncake.errors import ErrorCode, StoreError, TransferError
 from mooncake.rpc import frame
-from mooncake.rpc.client import set_time_limit
-from mooncake.rpc.messages import DECODERS, KINDS, Attach, Attached, SegmentInfo, WriteRecord, encode
+from mooncake.rpc.client import Connection
+from mooncake.rpc.messages import (
+    DECODERS,
+    KINDS,
+    PROTOCOL,
+    Attach,
+    Attached,
+    Hello,
+    SegmentInfo,
+    WriteRecord,
+    encode,
+)
+from mooncake.rpc.sockets import set_time_limit
+from mooncake.security.secret import read_secret
 from mooncake.transfer import table
 from mooncake.transfer.base import Transport, merge
 from mooncake.transfer.memory import SegmentMemory
 from mooncake.transfer.pieces import Pieces, pieces_of
 from mooncake.transfer.room import Room
+from mooncake.version import __version__
 
 ATTACH_LIMIT = 1.0  # seconds
 
@@ -130,6 +143,8 @@ def attach(info: SegmentInfo) -> ShmTransport | None:
     set_time_limit(link, ATTACH_LIMIT)
     try:
         link.connect("\0" + info.unix[1:] if info.unix.startswith("@") else info.unix)
+        if read_secret() is not None:
+            Connection(link).greet(Hello(PROTOCOL, __version__, "client", "", ""))
         link.sendall(frame.pack(KINDS[Attach], frame.REQUEST, 1, encode(Attach(info.segment))))
         data, descriptors, _, _ = socket.recv_fds(link, 4096, 2)
         answer = frame.FrameReader().feed(data)
@@ -142,7 +157,7 @@ def attach(info: SegmentInfo) -> ShmTransport | None:
     except BlockingIOError:  # its server is on this host, but stopped or stuck: no other way would lead there
         link.close()
         raise TransferError(f"the server of segment {info.name} does not answer") from None
-    except (OSError, ValueError, TransferError, msgspec.MsgspecError, frame.FramingError):
+    except (OSError, ValueError, StoreError, msgspec.MsgspecError, frame.FramingError):
         link.close()
         return None
     with contextlib.suppress(OSError):

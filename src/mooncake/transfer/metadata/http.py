@@ -12,6 +12,7 @@ import ssl
 from urllib.parse import quote, urlsplit
 
 from mooncake.errors import ConfigError, MetadataError
+from mooncake.security.secret import authorization
 from mooncake.transfer.metadata.base import LARGEST_VALUE, MetadataBackend
 
 CONNECT_LIMIT, CALL_LIMIT = 1.5, 3.0  # seconds
@@ -79,7 +80,7 @@ class HttpBackend(MetadataBackend):
     ) -> tuple[int, bytes]:
         """Status and body of the answer."""
         host, port = self._address
-        headers = {"Connection": "close", **(headers or {})}
+        headers = {"Connection": "close", **authorization(), **(headers or {})}
         if body is not None:
             headers |= {"Content-Type": "application/json", "Mooncake-TTL": self._ttl}
         if self._tls is None:

@@ -19,8 +19,9 @@ import msgspec
 from mooncake.config_text import environment_whole
 from mooncake.errors import MetadataError, NameTakenError, StoreError
 from mooncake.rpc import frame
-from mooncake.rpc.client import Connection, connect, set_time_limit
+from mooncake.rpc.client import Connection
 from mooncake.rpc.messages import PROTOCOL, Hello
+from mooncake.rpc.sockets import connect, set_time_limit
 from mooncake.transfer.host import host_id
 from mooncake.transfer.metadata.backends import open_backend
 from mooncake.transfer.metadata.base import MetadataBackend

@@ -9,6 +9,7 @@ import logging
 from typing import NamedTuple
 
 from mooncake.transfer.listening import split_host
+from mooncake.vllm.push.proofs import prove
 from mooncake.vllm.push.serving import SCHEME
 from mooncake.vllm.push.wire import (
     LEASE,
@@ -21,6 +22,7 @@ from mooncake.vllm.push.wire import (
     Ended,
     Greet,
     Refused,
+    ToDecode,
     Welcome,
     Whole,
     clock,
@@ -118,8 +120,10 @@ class Link:
         async with asyncio.timeout(_CONNECT_LIMIT):
             reader, writer = await asyncio.open_connection(host, port)
             try:
-                writer.write(pack(self._greet))
-                answer = await read_to_decode(reader)
+                answer: ToDecode | None = await prove(reader, writer)
+                if answer is None:
+                    writer.write(pack(self._greet))
+                    answer = await read_to_decode(reader)
             except BaseException:
                 writer.close()
                 raise

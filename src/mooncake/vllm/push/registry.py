@@ -17,6 +17,8 @@ import msgspec
 from aiohttp import web
 
 from mooncake.errors import ConfigError
+from mooncake.security.bearer import require_bearer
+from mooncake.security.secret import authorization, read_secret
 from mooncake.vllm.push.routes import Ranks
 from mooncake.vllm.push.settings import PORT_VARIABLE
 
@@ -94,7 +96,7 @@ async def serve(registry: Registry, host: str, port: int) -> web.AppRunner:
     async def query(request: web.Request) -> web.Response:
         return web.Response(body=msgspec.json.encode(registry.engines()), content_type="application/json")
 
-    app = web.Application()
+    app = web.Application(middlewares=require_bearer(read_secret(), open_paths=frozenset({"/query"})))
     app.add_routes([web.post("/register", register), web.get("/query", query)])
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
     await runner.setup()
@@ -112,11 +114,11 @@ async def serve(registry: Registry, host: str, port: int) -> web.AppRunner:
 async def announce(url: str, worker: Registration) -> None:
     """Make a worker known, for ever."""
     body = msgspec.json.encode(worker)
-    said = ""
+    headers, said = {**_JSON, **authorization()}, ""
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_LIMIT)) as session:
         while True:
             try:
-                async with session.post(f"{url}/register", data=body, headers=_JSON) as answer:
+                async with session.post(f"{url}/register", data=body, headers=headers) as answer:
                     problem = "" if answer.status == 200 else (await answer.text())[:500]
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 problem = repr(error)

@@ -7,11 +7,13 @@ from functools import partial
 from typing import Any
 
 from mooncake.errors import ConfigError
+from mooncake.security.secret import read_secret
 from mooncake.transfer.listening import join_host, listen_address
 from mooncake.vllm.push.copies import Receiver
 from mooncake.vllm.push.geometry import Layers
 from mooncake.vllm.push.heads import receivers
 from mooncake.vllm.push.loop import LoopThread
+from mooncake.vllm.push.proofs import first_message
 from mooncake.vllm.push.pushes import Pushes
 from mooncake.vllm.push.routes import Ranks, make_route
 from mooncake.vllm.push.transfers import Place
@@ -51,6 +53,7 @@ class Server:
         self._loop, self._pushes, self._engine = loop, pushes, engine
         self._ranks, self._layers, self._heads, self._block_size = ranks, layers, heads, block_size
         self.address = ""
+        self._secret = read_secret()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, host: str) -> None:
@@ -68,7 +71,7 @@ class Server:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(_GREET_LIMIT):
-                greet = await read_to_prefill(reader)
+                greet = await first_message(reader, writer, self._secret)
             if isinstance(greet, Greet):
                 await self._serve(greet, reader, writer)
         except _GONE as error:

@@ -1,6 +1,8 @@
 """What workers of prefill and decode tell each other, over one connection for each pair of them.
 
-    decode → prefill    Greet     who I am and where my blocks are               answered: Welcome or Refused
+    decode → prefill    Knock     (with a cluster's secret) a nonce               answered: Challenge or Refused
+                        Prove     the answer to the challenge
+                        Greet     who I am and where my blocks are               answered: Welcome or Refused
                         Ask       push this prompt's blocks to these of mine     answered: Ended, once
                         Cancel    stop it                                        (the Ask's Ended says that it has)
                         Echo      your Beat has come
@@ -23,11 +25,24 @@ import msgspec
 from mooncake.vllm.push.geometry import Layers
 from mooncake.vllm.push.routes import Ranks
 
-PROTOCOL = 1
+PROTOCOL = 2
 BEAT = 1.0  # seconds
 LEASE = 5.0  # seconds
 SILENCE = 5.0  # seconds without a word from prefill after which decode gives it up
 _MOST_BYTES = 64 << 20
+
+
+class Knock(msgspec.Struct, tag=True, array_like=True):
+    nonce: bytes
+
+
+class Challenge(msgspec.Struct, tag=True, array_like=True):
+    nonce: bytes
+    proof: bytes
+
+
+class Prove(msgspec.Struct, tag=True, array_like=True):
+    proof: bytes
 
 
 class Greet(msgspec.Struct, tag=True, array_like=True):
@@ -95,8 +110,8 @@ class Echo(msgspec.Struct, tag=True, array_like=True):
     stamp: float
 
 
-ToPrefill = Greet | Ask | Cancel | Echo
-ToDecode = Welcome | Refused | Ended | Whole | Beat
+ToPrefill = Knock | Prove | Greet | Ask | Cancel | Echo
+ToDecode = Challenge | Welcome | Refused | Ended | Whole | Beat
 
 _encoder = msgspec.msgpack.Encoder()
 _to_prefill = msgspec.msgpack.Decoder(ToPrefill)

@@ -1,0 +1,154 @@
+"""A thread at the door of a server that has a secret: streams are handed in once they have proved to know it.
+
+It never waits for one of them, so a stranger that says nothing, or half a word, holds up nobody.
+"""
+
+import contextlib
+import os
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from mooncake.errors import StoreError
+from mooncake.rpc import frame
+from mooncake.rpc.handshake import MOST_BYTES, Guard
+from mooncake.rpc.messages import DECODERS, Failure, Welcome, encode
+from mooncake.security.anteroom import LIMIT, Anteroom
+from mooncake.security.secret import Secret
+
+_SWEEP = 0.5  # seconds between two looks for those that have waited too long
+_STRANGE = (OSError, EOFError, StoreError, frame.FramingError, msgspec.MsgspecError)
+
+
+class _Visitor:
+    def __init__(self, stream: socket.socket, secret: Secret) -> None:
+        self.stream = stream
+        self.guard = Guard(secret)
+        self.reader = frame.FrameReader(MOST_BYTES)
+        self.until = time.monotonic() + LIMIT
+        self.ticket = 0
+        self.unwanted = False
+
+
+class Porter:
+    """`admitted` gets each stream, blocking again, in the porter's thread; `refused` each that is closed instead."""
+
+    def __init__(
+        self,
+        secret: Secret,
+        welcome: Callable[[], Welcome],
+        admitted: Callable[[socket.socket], None],
+        refused: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._secret, self._welcome, self._admitted, self._refused = secret, welcome, admitted, refused
+        self._anteroom = Anteroom()
+        self._selector = selectors.DefaultSelector()
+        self._visitors: dict[socket.socket, _Visitor] = {}
+        self._new: list[_Visitor] = []
+        self._lock = threading.Lock()
+        self._stopped = False
+        self._wake_read, self._wake_write = os.pipe()
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._run, name="mooncake-porter", daemon=True)
+        self._thread.start()
+
+    def take(self, stream: socket.socket) -> None:
+        """A stream that was just accepted."""
+        visitor = _Visitor(stream, self._secret)
+        with self._lock:
+            if not self._stopped:
+                self._new.append(visitor)
+                os.write(self._wake_write, b"x")
+                return
+        stream.close()
+        self._refused()
+
+    def stop(self) -> None:
+        """End the thread; streams that have not proved themselves are closed."""
+        with self._lock:
+            if self._stopped:
+                return
+            self._stopped = True
+            os.write(self._wake_write, b"x")
+
+    def _run(self) -> None:
+        swept = time.monotonic()
+        while not self._stopped:
+            for key, _ in self._selector.select(_SWEEP if self._visitors else None):
+                if key.fd == self._wake_read:
+                    os.read(self._wake_read, 4096)
+                else:
+                    self._hear(key.data)
+            with self._lock:
+                new, self._new = self._new, []
+            for visitor in new:
+                self._let_in(visitor)
+            now = time.monotonic()
+            if now > swept + _SWEEP:
+                swept = now
+                for visitor in [one for one in self._visitors.values() if one.unwanted or now > one.until]:
+                    self._send_away(visitor)
+        for visitor in [*self._visitors.values(), *self._new]:
+            self._send_away(visitor)
+        self._selector.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def _let_in(self, visitor: _Visitor) -> None:
+        self._visitors[visitor.stream] = visitor
+
+        def make_room() -> None:
+            visitor.unwanted = True
+
+        visitor.ticket = self._anteroom.enter(make_room)
+        try:
+            visitor.stream.setblocking(False)
+            self._selector.register(visitor.stream, selectors.EVENT_READ, visitor)
+        except (OSError, ValueError, KeyError):
+            self._send_away(visitor)
+
+    def _hear(self, visitor: _Visitor) -> None:
+        try:
+            data = visitor.stream.recv(MOST_BYTES)
+            if not data or visitor.unwanted:
+                raise EOFError
+            for got in visitor.reader.feed(data):
+                self._answer(visitor, got)
+        except BlockingIOError:
+            return
+        except _STRANGE:
+            self._send_away(visitor)
+            return
+        if visitor.guard.is_open:
+            self._forget(visitor)
+            visitor.stream.setblocking(True)
+            self._admitted(visitor.stream)
+
+    def _answer(self, visitor: _Visitor, got: frame.Frame) -> None:
+        decoder = DECODERS.get(got.kind)
+        if decoder is None:
+            raise frame.FramingError(f"kind {got.kind} is not a message")
+        try:
+            answer = visitor.guard.answer(decoder.decode(got.body), self._welcome)
+        except StoreError as error:
+            failure = encode(Failure(int(error.code), str(error)))
+            visitor.stream.send(frame.pack(got.kind, frame.REPLY | frame.FAILED, got.request_id, failure))
+            raise
+        if answer is None:  # it sends requests behind its proof, without waiting for the answer
+            raise EOFError
+        visitor.stream.send(frame.pack(got.kind, frame.REPLY, got.request_id, encode(answer)))
+
+    def _forget(self, visitor: _Visitor) -> None:
+        self._anteroom.leave(visitor.ticket)
+        self._visitors.pop(visitor.stream, None)
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(visitor.stream)
+
+    def _send_away(self, visitor: _Visitor) -> None:
+        self._forget(visitor)
+        visitor.stream.close()
+        self._refused()

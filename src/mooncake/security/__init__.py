@@ -1,0 +1,1 @@
+"""Who may speak to the processes of a cluster."""
