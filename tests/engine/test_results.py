@@ -89,8 +89,8 @@ def test_names():
 
 def test_import_is_light():
     code = (
-        "import os, sys, threading, time; before = len(os.listdir('/proc/self/fd')); start = time.perf_counter();"
-        "import mooncake.engine; took = time.perf_counter() - start;"
+        "import os, sys, threading, time; before = len(os.listdir('/proc/self/fd')); start = time.process_time();"
+        "import mooncake.engine; took = time.process_time() - start;"
         "assert 'numpy' not in sys.modules and threading.active_count() == 1;"
         "assert len(os.listdir('/proc/self/fd')) == before; print(took)"
     )

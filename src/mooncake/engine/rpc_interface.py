@@ -16,9 +16,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from mooncake.engine.received import ANSWER, LARGEST_PAYLOAD, MAGIC, PREFIX, Head, ReceivedData, ReceivedTensor
-from mooncake.errors import StoreError
-from mooncake.security.secret import read_secret
-from mooncake.version import __version__
 
 if TYPE_CHECKING:
     from mooncake.engine.rpc_server import RpcServer
@@ -199,8 +196,11 @@ class RpcInterface:
 
     def _borrow(self, target: str) -> socket.socket:
         """An idle connection that is still good, or a new one.  Raises OSError, ValueError."""
+        from mooncake.errors import StoreError
         from mooncake.rpc.client import Connection, parse_address
         from mooncake.rpc.messages import PROTOCOL, Hello
+        from mooncake.security.secret import read_secret
+        from mooncake.version import __version__
 
         while True:
             with self._lock:
