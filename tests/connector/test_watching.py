@@ -7,6 +7,6 @@ from tests.connector.in_vllm import run
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(240)]
 
 
-@pytest.mark.parametrize("scenario", ["slow_loads", "events", "metrics"])
+@pytest.mark.parametrize("scenario", ["slow_loads", "events", "metrics", "restarts"])
 def test_watching(python, model, scenario):
     assert run(python, "watching", model, scenario, limit=220).splitlines()[-1] == "done"

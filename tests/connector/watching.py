@@ -21,7 +21,7 @@ from mooncake.cli.engine_settings import write_pool_config
 from mooncake.store import MooncakeDistributedStore
 from mooncake.vllm import MooncakeStoreConnector
 from tests.connector.engine import BLOCK, BLOCK_BYTES, Engine
-from tests.processes import Master
+from tests.processes import Master, wait_until
 
 PROMPT = list(range(5, 5 + 8 * BLOCK + 3))  # 8 blocks
 
@@ -39,6 +39,23 @@ class Slow:
         if self.loses:
             self._store.batch_remove(keys[1:2], True)
         return self._store.get_into_blocks(keys, blocks)
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+
+class Losing:
+    """A store which loses the last block of the first large load."""
+
+    def __init__(self, store: Any, keys: int) -> None:
+        self._store, self._keys, self.lost = store, keys, 0
+
+    def get_into_blocks(self, keys, blocks):
+        codes = self._store.get_into_blocks(keys, blocks)
+        if len(keys) >= self._keys and not self.lost:
+            self.lost = 1
+            codes[-1] = -704
+        return codes
 
     def __getattr__(self, name):
         return getattr(self._store, name)
@@ -215,7 +232,28 @@ def metrics(scene: Scene) -> None:
     assert value("vllm:mooncake_store_operation_total", operation="load_get", status="ok") >= 2
 
 
-SCENARIOS = {"slow_loads": slow_loads, "events": events, "metrics": metrics}
+def restarts(scene: Scene) -> None:
+    """Loads of a hybrid model whose last block is lost start anew, in a KV cache with room for little more than them:
+    one alone, and one before others that hold blocks and come behind it."""
+    for lengths in ((900,), (600, 400), (600, 300, 100)):
+        engine = scene.engine(kind="hybrid")
+        prompts = [[len(lengths) * 10 + i, *range(5, 5 + length)] for i, length in enumerate(lengths)]
+        for prompt in prompts:
+            scene.answer(engine, prompt)
+        wait_until(lambda: engine.step() or not engine.half.busy(), 30, "the end of saves")  # noqa: B023
+        membership = engine.worker._worker._membership
+        membership.store = losing = Losing(membership.store, keys=10)
+        for i, prompt in enumerate(prompts):
+            engine.add(f"again{i}", prompt, 20)
+        try:
+            scene.run(engine)
+        except AssertionError:
+            raise AssertionError(engine.describe()) from None
+        assert losing.lost == 1, "its load was not made"
+        engine.check_idle()
+
+
+SCENARIOS = {"slow_loads": slow_loads, "events": events, "metrics": metrics, "restarts": restarts}
 
 
 def main() -> None:

@@ -52,7 +52,7 @@ class Pins:
     def __init__(self, most: int, workers: int, groups: int) -> None:
         self.pool: Any = None  # vLLM's BlockPool, once it is known
         self.hashes: list[set[bytes]] = [set() for _ in range(groups)]  # what is being saved of each group
-        self._most = most
+        self.most = most
         self._workers = workers
         self._jobs: dict[int, tuple[list[Blocks], list[int]]] = {}  # what it saves, [workers left]
         self._failed: dict[int, set[int]] = {}
@@ -65,7 +65,7 @@ class Pins:
     @property
     def room(self) -> int:
         """How many more blocks may be pinned."""
-        return self._most - self._count if self.pool is not None else 0
+        return self.most - self._count if self.pool is not None else 0
 
     def add(self, blocks: Blocks) -> None:
         """Pin these."""

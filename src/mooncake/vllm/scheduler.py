@@ -31,8 +31,8 @@ class _Request:
     """What is known of a request that vLLM has not finished."""
 
     __slots__ = (
-        "adapter_path", "arrived", "limit", "loading", "lookup", "missing", "offer", "request", "saved", "saved_tokens",
-        "spared",
+        "adapter_path", "arrived", "displaced", "limit", "loading", "lookup", "missing", "offer", "request",
+        "restarted", "saved", "saved_tokens", "spared",
     )  # fmt: skip
 
     def __init__(self, request: Any, groups: int) -> None:
@@ -48,6 +48,8 @@ class _Request:
         self.saved = [0] * groups
         self.saved_tokens = 0
         self.spared = False  # its next start finds nothing cached, see `Allocations`
+        self.restarted = False  # its blocks were taken back, and it has not been scheduled since
+        self.displaced = False  # ... and vLLM still has it in the queue of those that hold blocks
 
 
 class SchedulerHalf:
@@ -58,6 +60,7 @@ class SchedulerHalf:
         self._lookups = lookups
         self._groups = groups
         self._unit = groups.unit
+        self._num_blocks = num_blocks
         self._workers = workers
         self._saves = saves
         self._heads: dict[int, list[list[str]]] = {}
@@ -86,6 +89,9 @@ class SchedulerHalf:
         if state is None:
             state = self._requests[request.request_id] = _Request(request, len(self._groups.all))
         state.offer = None
+        if state.displaced:
+            state.displaced = False
+            return None, False  # once: so it goes to the other queue, and does not keep out those that hold blocks
         lookup = state.lookup
         if lookup is not None and not lookup.answered and time.monotonic() - lookup.asked < self._budget:
             return None, False  # of a hundred requests that wait most are here, with every step
@@ -93,7 +99,7 @@ class SchedulerHalf:
         last: int = min(self._groups.hashed(request), request.num_tokens - 1) // self._unit
         if state.limit is not None:
             last = min(last, state.limit)
-        if last <= first or state.spared:
+        if last <= first or state.spared or (state.restarted and not self._has_twice(request)):
             return 0, False
         if len(self._heads) < self._workers:
             return (None if time.monotonic() - state.arrived < _HEADS_LIMIT else 0), False
@@ -113,6 +119,12 @@ class SchedulerHalf:
             return 0, False
         state.offer = first, count
         return count * self._unit, True
+
+    def _has_twice(self, request: Any) -> bool:
+        """Whether there are blocks for twice this request: vLLM keeps those free that a load which failed was to need,
+        besides those of the next load, until the request has been scheduled."""
+        needed: int = sum(-(-request.num_tokens // group.block_size) for group in self._groups.all)
+        return 2 * needed < self._num_blocks - self._saving.pins.most
 
     def lookup(self, request_id: str) -> Lookup | None:
         """What is being asked, or was last answered, of a request that waits."""
@@ -145,6 +157,8 @@ class SchedulerHalf:
             return
         if state.spared:
             state.spared = request.skip_reading_prefix_cache = False
+        if not external:
+            state.restarted = False
         if logger.isEnabledFor(logging.DEBUG):
             self._explain(state, external)
         lookup = state.lookup
@@ -245,6 +259,7 @@ class SchedulerHalf:
         state.limit = first_lost(self._groups, load, state.missing) // self._unit
         skipped = request.skip_reading_prefix_cache
         self._allocations.release(request, load.tables)
+        state.restarted = state.displaced = True
         state.spared = request.skip_reading_prefix_cache and not skipped
 
     # -- the end
