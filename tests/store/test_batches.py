@@ -1,5 +1,8 @@
 """Calls on batches: each key on its own, order kept, lists of plain ints."""
 
+import signal
+import time
+
 import numpy as np
 import pytest
 
@@ -7,6 +10,7 @@ from mooncake.client.prefixes import PrefixClient
 from mooncake.errors import StoreError
 from mooncake.rpc.messages import Need
 from mooncake.store import ReplicateConfig
+from mooncake.store.queries import MOST_KEYS
 from tests.processes import wait_until
 
 MIB = 1 << 20
@@ -212,3 +216,24 @@ def test_addresses_that_are_no_numbers_leave_nothing_behind(store, master, memor
     assert store.batch_get_into_multi_buffers(["a", "b"], [[base + 64], [base + 128]], [[8], [8]]) == [8, 8]
     assert store.remove_all(True) == 2
     wait_until(lambda: used() == 0, 3, "the room, which no lease holds any more")
+
+
+def test_more_keys_than_fit_one_question(store, master):
+    """They are asked for in parts; a master that has stopped is waited for once."""
+    keys = [f"a-key-as-engines-make-them@{i:040x}" for i in range(3 * MOST_KEYS + 7)]
+    there = [0, MOST_KEYS - 1, MOST_KEYS, len(keys) - 1]
+    assert store.put_batch([keys[i] for i in there], [b"v"] * 4) == 0
+    found = store.batch_is_exist(keys)
+    assert [i for i, one in enumerate(found) if one == 1] == there
+    assert len(found) == len(keys) == found.count(0) + 4
+    assert list(store.batch_get_replica_desc(keys)) == [keys[i] for i in there]
+    removed = store.batch_remove(keys, True)
+    assert [i for i, code in enumerate(removed) if code == 0] == there
+    assert removed.count(-704) == len(keys) - 4
+    master.signal(signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        assert set(store.batch_is_exist(keys)) == {-900}
+        assert time.monotonic() - began < 3
+    finally:
+        master.signal(signal.SIGCONT)

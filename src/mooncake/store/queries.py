@@ -1,8 +1,8 @@
 """Asking the directory, and removing from it: calls that move no bytes of values."""
 
 import contextlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from mooncake.errors import StoreError
 from mooncake.rpc.messages import (
@@ -23,6 +23,9 @@ from mooncake.rpc.messages import (
 from mooncake.store.member import INVALID, Member, NotSetUpError
 from mooncake.store.types import Descriptor, MemoryDescriptor, ReplicaDescriptor, ReplicaStatus
 
+MOST_KEYS = 1 << 16  # in one question
+_Answer = TypeVar("_Answer")
+
 
 class Queries(Member):
     """Calls about keys."""
@@ -38,14 +41,7 @@ class Queries(Member):
 
     def batch_is_exist(self, keys: Sequence[str]) -> list[int]:
         """As is_exist, for each key."""
-        if not keys:
-            return []
-        try:
-            return list(self._joined().rpc.call(Exist(list(keys)), ExistReply).found)
-        except NotSetUpError:
-            return [INVALID] * len(keys)
-        except StoreError as error:
-            return [int(error.code)] * len(keys)
+        return self._each(keys, lambda part: list(self._joined().rpc.call(Exist(part), ExistReply).found))
 
     def longest_prefix(self, keys: Sequence[str]) -> int:
         """How many of the first keys are there without a gap, negative if the master cannot say.  Those found are
@@ -75,14 +71,7 @@ class Queries(Member):
         }
 
     def _query(self, keys: list[str]) -> "list[int | Found]":
-        if not keys:
-            return []
-        try:
-            return self._joined().rpc.call(Query(keys), GetReply).found
-        except NotSetUpError:
-            return [INVALID] * len(keys)
-        except StoreError as error:
-            return [int(error.code)] * len(keys)
+        return self._each(keys, lambda part: self._joined().rpc.call(Query(part), GetReply).found)
 
     def _describe(self, found: "Found", replica: int) -> ReplicaDescriptor:
         segment, offset, _ = found.places[replica][:3]
@@ -104,14 +93,20 @@ class Queries(Member):
 
     def batch_remove(self, keys: Sequence[str], force: bool = False) -> list[int]:
         """As remove, for each key."""
-        if not keys:
-            return []
+        return self._each(keys, lambda part: self._joined().rpc.call(Remove(part, force), Codes).codes)
+
+    def _each(self, keys: Sequence[str], ask: Callable[[list[str]], list[_Answer]]) -> list[_Answer | int]:
+        """The answers for all keys, asked for so many at a time that each question is answered within its limit.  A
+        code in place of those that the master cannot give; when a question fails no other is asked."""
+        answers: list[_Answer | int] = []
         try:
-            return self._joined().rpc.call(Remove(list(keys), force), Codes).codes
+            for at in range(0, len(keys), MOST_KEYS):
+                answers += ask(list(keys[at : at + MOST_KEYS]))
         except NotSetUpError:
             return [INVALID] * len(keys)
         except StoreError as error:
-            return [int(error.code)] * len(keys)
+            answers += [int(error.code)] * (len(keys) - len(answers))
+        return answers
 
     def remove_by_regex(self, regex_pattern: str, force: bool = False) -> int:
         """Remove every key in which the pattern is found; how many.  Leased ones only with `force`."""
