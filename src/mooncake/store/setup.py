@@ -48,6 +48,9 @@ _DICT_DEFAULTS: dict[str, Any] = {
     "master_server_addr": "127.0.0.1:50051",
     "ipc_socket_path": "",
 }
+_DICT_SETTINGS = sorted({*_REQUIRED, *_DICT_DEFAULTS} - {"engine"})
+# Configuration files call them otherwise, and clients pass what these say on (LMCache does).
+_OTHER_NAMES = {"master_server_address": "master_server_addr", "device_name": "rdma_devices"}
 _PORT = re.compile(r".*[^:]:\d+|\[.*\]:\d+")
 
 
@@ -72,7 +75,7 @@ def open_client(args: tuple[Any, ...], kwargs: dict[str, Any]) -> "StoreClient":
 
 def _settings(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     if len(args) == 1 and isinstance(args[0], Mapping) and not kwargs:
-        settings = {**_DICT_DEFAULTS, **{str(name): value for name, value in args[0].items()}}
+        settings = {**_DICT_DEFAULTS, **_by_usual_names(args[0])}
         for name in ("local_hostname", "metadata_server"):
             if name not in settings:
                 raise SetupError(ErrorCode.INVALID_PARAMS, f"the configuration lacks {name}, which is required")
@@ -98,6 +101,16 @@ def _settings(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         except ValueError as error:
             raise SetupError(ErrorCode.INVALID_PARAMS, f"{name}: {error}") from None
     return settings
+
+
+def _by_usual_names(config: Mapping[Any, Any]) -> dict[str, Any]:
+    """A configuration's values; where both names of one setting are there, that of the argument wins."""
+    given = {str(name): value for name, value in config.items()}
+    other = {_OTHER_NAMES[name]: given.pop(name) for name in _OTHER_NAMES if name in given}
+    unknown = sorted(set(given) - set(_DICT_DEFAULTS) - set(_REQUIRED))
+    if unknown:
+        logger.warning("setup does not know %s; its settings are %s", ", ".join(unknown), ", ".join(_DICT_SETTINGS))
+    return {**other, **given}
 
 
 def _engine(given: Any) -> "InnerTransferEngine | None":
