@@ -50,6 +50,15 @@ def test_dictionary_form_lacks_or_has_wrong_fields(master, fresh, caplog):
     assert fresh.setup(good) == 0
 
 
+def test_dictionary_form_by_the_names_of_configuration_files(master, fresh, caplog):
+    settings = {"local_hostname": "127.0.0.1", "metadata_server": "P2PHANDSHAKE", "device_name": "mlx5_0"}
+    assert fresh.setup({**settings, "master_server_address": master.address, "transfer_timeout": 1}) == 0
+    assert fresh.put("k", b"v") == 0
+    assert "does not know transfer_timeout" in caplog.records[-1].message
+    both = {"master_server_address": "127.0.0.1:1", "master_server_addr": master.address}
+    assert fresh.setup({**settings, **both}) == 0
+
+
 def test_keywords_and_extra_arguments(master, fresh):
     arguments = ("127.0.0.1", "P2PHANDSHAKE", MIB, MIB, "tcp", "", master.address)
     assert fresh.setup(*arguments, None, False, "", "default", False, 9300) == 0
