@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 from lmcache.utils import CacheEngineKey
-from lmcache.v1.config import LMCacheEngineConfig
+from lmcache.v1.config import LMCacheEngineConfig, load_engine_config_with_overrides
 from lmcache.v1.distributed.internal_api import L1MemoryDesc
 from lmcache.v1.distributed.l2_adapters.mooncake_store_l2_adapter import (
     MooncakeStoreL2AdapterConfig,
@@ -118,6 +118,19 @@ def remote(master: str, save_chunk_meta: bool, address: str) -> dict:
         result["then"] = [b.remote.contains(key) for key in keys]
     b.remote.close()
     return result | {"closed": b.connector.store.health_check()}
+
+
+def documented() -> dict:
+    """By the file that LMCACHE_CONFIG_FILE names."""
+    config = load_engine_config_with_overrides(overrides={"max_local_cpu_size": 0.03})
+    engine = Engine(config, running_loop())
+    keys = [CacheEngineKey(METADATA.model_name, 1, 0, number, torch.bfloat16) for number in range(3)]
+    chunks = [engine.compute(number, CHUNK) for number in range(2)]
+    want = [chunk.tensor.clone() for chunk in chunks]
+    engine.put(keys[:2], chunks)
+    got = engine.remote.batched_get_blocking(keys)
+    same = [chunk is not None and torch.equal(chunk.tensor, want[number]) for number, chunk in enumerate(got)]
+    return {"found": [engine.remote.contains(key) for key in keys], "got": same}
 
 
 def lookup(master: str) -> dict:

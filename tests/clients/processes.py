@@ -19,7 +19,7 @@ CLIENTS = ROOT / ".cache" / "clients"
 MODULES = {
     "vllm": ["vllm_encoder_cache"],
     "lmcache": ["lmcache_pool"],
-    "sglang": ["sglang_hicache", "sglang_transfer"],
+    "sglang": ["sglang_hicache", "sglang_linker", "sglang_transfer"],
 }
 
 

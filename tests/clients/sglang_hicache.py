@@ -149,6 +149,11 @@ def mha(master: str, layout: str) -> dict:
     return round_trip((mha_pool(layout), mha_pool(layout)), settings(master))
 
 
+def documented(settings: dict) -> dict:
+    publish_arguments()
+    return round_trip((mha_pool("page_first"), mha_pool("page_first")), settings)
+
+
 def mla(master: str, layout: str) -> dict:
     """With layer_first a page is several pieces: batch_put_from_multi_buffers and its counterpart."""
     publish_arguments()

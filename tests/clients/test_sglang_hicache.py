@@ -64,6 +64,17 @@ def test_standalone_storage(sglang, master, mooncake_client):
     assert result == {**ROUND_TRIP, "written": 10}
 
 
+def test_layer_by_layer_without_a_host_tier(sglang, master):
+    assert sglang.run("sglang_linker.layers", master=master.address) == {
+        "none": [],
+        "offloaded": True,
+        "found": [1, 2, 3, 4, 5],
+        "landed": True,
+        "same": True,
+        "lost": False,
+    }
+
+
 def test_embeddings(sglang, master):
     assert sglang.run("sglang_hicache.embeddings", master=master.address) == {
         "put": [True] * 2,
