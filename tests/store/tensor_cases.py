@@ -17,6 +17,7 @@ from mooncake.store import (
     _serialize_tensor,
     _tensor_metadata_size,
 )
+from mooncake.structured_object_store import BundleTransferPolicy, MooncakeBundleTransfer, tensor_object_buffer
 
 DTYPES = (
     "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "bool", "float16",
@@ -399,6 +400,42 @@ def case_safetensors(store):
     save_file({"two": T + 5}, "again.safetensors")
     assert same(load("two", file_name="again.safetensors"), T + 5)
     assert same(store.get_tensor("two"), T + 1)  # as every put of a key that is there
+
+
+def case_structured_tensors(store):
+    """The fields of a batch that are torch's; see test_structured.py."""
+    transfer = MooncakeBundleTransfer(store)
+    fields = {name: (T - 3).to(getattr(torch, name)) for name in DTYPES}
+    fields |= {"turned": torch.arange(24).reshape(6, 4).t(), "complex": torch.full((4,), 1 + 2j)}
+    scalar, rows = torch.tensor(2.5), [T[0], {"inside": T.bfloat16()}, None, torch.tensor(1)]
+    ref = transfer.put_dataproto({"batch": fields | {"scalar": scalar}, "non_tensor_batch": {"rows": rows}})
+    got = transfer.get_dataproto(ref)
+    assert all(same(got["batch"][name], wanted) for name, wanted in (fields | {"scalar": scalar}).items())
+    assert same(got["non_tensor_batch"]["rows"][0], T[0])
+    assert same(got["non_tensor_batch"]["rows"][1]["inside"], T.bfloat16())
+    some = transfer.get_dataproto(ref, rows=[3, 0, 1])["batch"]
+    assert all(same(some[name], wanted[[3, 0, 1]]) for name, wanted in fields.items())
+    assert same(some["scalar"], scalar)
+    view = transfer.dataproto_manifest_view(ref)["stages"]["default"]["fields"]
+    assert same(store.get_tensor(view["turned"]["key"]), fields["turned"])  # they are tensors of the store
+
+    into, part = torch.zeros(4, 6), torch.zeros(2, 6)
+    assert transfer.get_dataproto(ref, fields=["float32"], destinations={"float32": into})["batch"]["float32"] is into
+    transfer.get_dataproto(ref, fields=["float32"], destinations={"float32": part}, rows=slice(1, 3))
+    assert same(into, fields["float32"]) and same(part, fields["float32"][1:3])
+
+    whole = ctypes.create_string_buffer(304 + T.nbytes)
+    place = tensor_object_buffer(ctypes.addressof(whole), len(whole), whole, batch_size=4)
+    got = transfer.get_dataproto(ref, fields=["float32"], destinations={"float32": place})["batch"]["float32"]
+    assert same(got, fields["float32"]) and got.data_ptr() == ctypes.addressof(whole) + 304
+    policy = BundleTransferPolicy(copy_mode="zero_copy")
+    again = transfer.put_dataproto({"t": place}, policy=policy)  # from where it lies
+    assert same(transfer.get_dataproto(again)["batch"]["t"], fields["float32"])
+    assert same(transfer.get_dataproto(again, rows=[2])["batch"]["t"], fields["float32"][[2]])
+    assert raises(ValueError, lambda: transfer.put_dataproto({"t": T}, policy=policy))
+    empty = ctypes.create_string_buffer(400)
+    nothing = tensor_object_buffer(ctypes.addressof(empty), 400, empty)
+    assert raises(ValueError, transfer.put_dataproto, {"t": nothing})
 
 
 def case_after_close(store):

@@ -1,0 +1,92 @@
+"""What callers say beside the data: how it is to be copied, which rows they want, and memory of their own."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+CopyMode = Literal["auto", "copy", "zero_copy"]
+
+
+@dataclass(frozen=True)
+class BundleTransferPolicy:
+    """`copy_mode`: "zero_copy" accepts tensors only as tensor_object_buffer, which is stored from where it lies, and no
+    fields that must be encoded; the others accept all."""
+
+    copy_mode: CopyMode = "auto"
+
+    def __post_init__(self) -> None:
+        if self.copy_mode not in ("auto", "copy", "zero_copy"):
+            raise ValueError(f"copy_mode {self.copy_mode!r} is unknown: expected auto, copy or zero_copy")
+
+
+@dataclass(frozen=True)
+class StructuredMemberSlice:
+    """Rows `start` to `stop` (without it) of every field."""
+
+    start: int | None = None
+    stop: int | None = None
+    step: int | None = None
+    axis: int = 0
+
+    def __post_init__(self) -> None:
+        if self.axis != 0:
+            raise ValueError(f"rows can be chosen along axis 0 only, not along {self.axis}")
+
+
+Rows = slice | StructuredMemberSlice | Sequence[int]
+
+
+@dataclass(frozen=True)
+class TensorObjectBuffer:
+    """Memory that holds a tensor as the store keeps it (header of 304 bytes and data), or has room for one."""
+
+    ptr: int
+    size: int
+    owner: Any
+    batch_size: int | None
+
+
+@dataclass(frozen=True)
+class RawDestination:
+    """Room for the bytes of one field."""
+
+    ptr: int
+    size: int
+    owner: Any
+    pre_registered: bool
+
+
+def tensor_object_buffer(ptr: int, size: int, owner: Any, *, batch_size: int | None = None) -> TensorObjectBuffer:
+    """A tensor object at an address.  `owner` must keep the memory; `batch_size`: rows."""
+    return TensorObjectBuffer(ptr, size, owner, batch_size)
+
+
+def raw_destination(ptr: int, size: int, owner: Any, *, pre_registered: bool = False) -> RawDestination:
+    """Room for `size` bytes at an address, such as a BufferPool's lease.  `owner` must keep the memory."""
+    return RawDestination(ptr, size, owner, pre_registered)
+
+
+def chosen(rows: Rows | None, count: int) -> npt.NDArray[np.int64] | None:
+    """The numbers of the rows, of `count`; None means all.  Raises IndexError for one that is not there, TypeError for
+    what names no rows."""
+    if rows is None:
+        return None
+    everything: npt.NDArray[np.int64] = np.arange(count, dtype=np.int64)
+    if isinstance(rows, StructuredMemberSlice):
+        rows = slice(rows.start, rows.stop, rows.step)
+    if isinstance(rows, slice):
+        part: npt.NDArray[np.int64] = everything[rows]
+        return part
+    wanted: npt.NDArray[Any] = np.asarray(rows)
+    if wanted.size == 0:
+        return everything[:0]
+    if wanted.ndim != 1 or not np.issubdtype(wanted.dtype, np.integer):
+        raise TypeError(f"rows must be a slice or a sequence of row numbers, not {type(rows).__name__}")
+    outside = wanted[(wanted < -count) | (wanted >= count)]
+    if outside.size:
+        raise IndexError(f"row {outside[0]} is not one of the {count} rows of the batch")
+    picked: npt.NDArray[np.int64] = everything[wanted]
+    return picked
