@@ -63,8 +63,8 @@ class Engine:
         poll(lambda: len(done), lambda number: number == len(keys) - 1)
 
 
-def settings(master: str, save_chunk_meta: bool, address: str) -> LMCacheEngineConfig:
-    """The text of its configuration file.  `address`: what the master's address is called there."""
+def settings(master: str, save_chunk_meta: bool, address: str, gives: int = 32 << 20) -> LMCacheEngineConfig:
+    """The text of its configuration file.  `address`: what the master's address is called there; `gives`: bytes."""
     return LMCacheEngineConfig.from_defaults(
         chunk_size=CHUNK,
         local_cpu=False,
@@ -78,7 +78,7 @@ def settings(master: str, save_chunk_meta: bool, address: str) -> LMCacheEngineC
             "protocol": "tcp",
             "device_name": "",
             address: master,
-            "global_segment_size": 32 << 20,
+            "global_segment_size": gives,
             "local_buffer_size": 16 << 20,
             "transfer_timeout": 10,
             "save_chunk_meta": save_chunk_meta,
@@ -95,8 +95,8 @@ def running_loop() -> asyncio.AbstractEventLoop:
 
 def remote(master: str, save_chunk_meta: bool, address: str) -> dict:
     """One engine puts what it has computed, another one gets it; the last chunk is not full."""
-    config, loop = settings(master, save_chunk_meta, address), running_loop()
-    a, b = Engine(config, loop), Engine(config, loop)
+    loop = running_loop()
+    a, b = (Engine(settings(master, save_chunk_meta, address, gives), loop) for gives in (32 << 20, 0))
     keys = [CacheEngineKey(METADATA.model_name, 1, 0, number, torch.bfloat16) for number in range(5)]
     chunks = [a.compute(number, CHUNK if number < 3 else 9) for number in range(4)]
     want = [chunk.tensor.clone() for chunk in chunks]
@@ -105,17 +105,15 @@ def remote(master: str, save_chunk_meta: bool, address: str) -> dict:
     after = [b.remote.contains(key) for key in keys]
     found = asyncio.run_coroutine_threadsafe(b.remote.batched_async_contains("request", keys), loop).result(10)
     got = b.remote.batched_get_blocking(keys)
-    a.remote.close()  # with it goes its share of the pool
+    a.remote.close()  # with it goes the pool's memory
     result = {
         "before": before,
         "after": after,
         "found": found,
         "got": [chunk and torch.equal(chunk.tensor, value) for chunk, value in zip(got, [*want, None], strict=True)],
         "zero copy": b.connector.registered_buffer_ptr is not None,
-        "then": None,
+        "then": [b.remote.contains(key) for key in keys],
     }
-    if not save_chunk_meta:  # with a description it does not say whose segment it prefers
-        result["then"] = [b.remote.contains(key) for key in keys]
     b.remote.close()
     return result | {"closed": b.connector.store.health_check()}
 

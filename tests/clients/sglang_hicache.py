@@ -7,7 +7,7 @@ import os
 
 from tests.clients import stand_ins
 
-stand_ins.install("triton", "sgl_kernel", "torchvision", "IPython")
+stand_ins.install("triton", "sgl_kernel", "torchvision", "IPython")  # GPU; torch for CUDA; notebooks
 
 import runpy  # noqa: E402
 import sys  # noqa: E402
@@ -118,9 +118,9 @@ def same_pages(one: HostKVCache, slots: torch.Tensor, other: HostKVCache, others
 
 
 def round_trip(pools, extra: dict, **config) -> dict:
-    """One engine saves PAGES pages, another one, with a pool of its own, finds and loads them."""
+    """One engine saves PAGES pages, another one finds and loads them, which gives the pool no memory."""
     saving, loading = pools
-    a, b = open_store(saving, extra, **config), open_store(loading, extra, **config)
+    a, b = open_store(saving, extra, **config), open_store(loading, {**extra, "global_segment_size": 0}, **config)
     keys = [f"{extra['local_hostname']}-page-{number}" for number in range(PAGES)]
     slots = fill(saving, 1)
     others = fill(loading, 2)

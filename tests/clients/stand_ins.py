@@ -1,6 +1,7 @@
-"""Stand-ins for packages that need a GPU: whatever is imported from them, it is an empty class or a module of such.
+"""Stand-ins for packages that a client imports and never calls here, because they need a GPU: whatever is imported from
+them, it is an empty class or a module of such.
 
-Enough for a client's module to be imported whose kernels are never called.  A class that stands for a decorator gives
+Enough for a module to be imported whose kernels are never called.  A class that stands for a decorator gives
 back the function that it decorates.
 """
 
