@@ -116,6 +116,11 @@ def _serve(options: argparse.Namespace) -> int:
     )
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: server.stop())
+    http = None
+    if options.enable_http_server:
+        from mooncake.client.http import ClientHttpServer
+
+        http = ClientHttpServer(options.http_port, lambda: server.mounted, server.figures, flag="--http_port")
     server.start()
     log = logging.getLogger("mooncake.segment")
     warn_if_exposed(log, "this segment server", config.bind_address or listen_address(options.host), read_secret())
@@ -131,11 +136,9 @@ def _serve(options: argparse.Namespace) -> int:
         options.port,
         Introduction(config.master, config.metadata_server, config.protocol, host),
     )
-    if options.enable_http_server:
-        from mooncake.client.http import ClientHttpServer
-
-        ClientHttpServer(options.http_port, lambda: server.mounted, lambda: server.moved)
     server.run()
+    if http is not None:
+        http.close()
     server.close()
     return 0
 

@@ -12,15 +12,19 @@ import subprocess
 import sys
 import threading
 
-from mooncake.errors import ConfigError
+from mooncake.errors import ConfigError, MooncakeError
 from mooncake.rpc import frame
 from mooncake.rpc.client import Connection
+from mooncake.rpc.message import Message
 from mooncake.rpc.messages import DECODERS, KINDS, Failure, Serve, Serving, Stop, encode
+from mooncake.rpc.segment_messages import Family, Figures, FiguresQuery, LeaveDisk
 from mooncake.rpc.sockets import set_time_limit
+from mooncake.transfer.file_memory import open_memory
 from mooncake.transfer.memory import SegmentMemory
 
 START_LIMIT = 10.0  # seconds
 STOP_LIMIT = 2.0
+FIGURES_LIMIT = 0.5
 
 # The child must find this very package, wherever it lies, without its folder staying ahead of the standard library.
 _PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -53,6 +57,8 @@ class PrivateServer:
             there.close()
             os.close(pidfd)
         self._channel = here
+        self._connection = Connection(here)
+        self._turn = threading.Lock()  # of the channel
         here.sendall(frame.pack(KINDS[Serve], frame.REQUEST, 1, encode(config)))
 
     def wait(self) -> tuple[Serving, SegmentMemory]:
@@ -70,7 +76,9 @@ class PrivateServer:
             raise ConfigError(DECODERS[KINDS[Failure]].decode(frames[0].body).text)  # type: ignore[attr-defined]
         serving = DECODERS[KINDS[Serving]].decode(frames[0].body)
         assert isinstance(serving, Serving)
-        return serving, SegmentMemory(descriptors[0], descriptors[1], self._config.memory)
+        config = self._config
+        start = config.start if config.path else -1
+        return serving, open_memory(descriptors[0], descriptors[1], config.memory, start)
 
     @property
     def pid(self) -> int:
@@ -78,12 +86,37 @@ class PrivateServer:
 
     def close(self) -> None:
         """Unmount at the master and end; returns once the master knows.  Again: nothing."""
-        if self._channel.fileno() < 0:
-            return
-        set_time_limit(self._channel, STOP_LIMIT)
-        with contextlib.suppress(OSError, frame.FramingError):
-            Connection(self._channel).call(Stop())
+        self._ask(Stop(), STOP_LIMIT)
         self._reap()
+
+    def retire(self, grace: float) -> None:
+        """As `close`, in `grace` seconds: nothing new comes in meanwhile, what is there stays readable.  `ended` waits
+        for it."""
+        self._ask(Stop(int(grace * 1e3)), STOP_LIMIT)
+
+    def ended(self) -> None:
+        """Returns when the process is gone."""
+        self._process.wait()
+
+    def leave_disk(self) -> None:
+        """Nothing more is written to its disk; returns once the master tells nobody of what is there."""
+        self._ask(LeaveDisk(), STOP_LIMIT)
+
+    def figures(self) -> list[Family]:
+        """Metrics of the server; none if it does not answer."""
+        answer = self._ask(FiguresQuery(), FIGURES_LIMIT)
+        return answer.families if isinstance(answer, Figures) else []
+
+    def _ask(self, message: Message, limit: float) -> Message | None:
+        """The answer; None if there is none, now or any more."""
+        with self._turn:
+            if self._channel.fileno() < 0:
+                return None
+            set_time_limit(self._channel, limit)
+            try:
+                return self._connection.call(message)
+            except (OSError, frame.FramingError, MooncakeError):
+                return None
 
     def kill(self) -> None:
         with contextlib.suppress(OSError):

@@ -8,6 +8,7 @@ from mooncake.client.attachments import Attachments
 from mooncake.client.disk import DiskReads
 from mooncake.client.get import GetPipeline
 from mooncake.client.leases import LeaseReturns
+from mooncake.client.meter import Meter
 from mooncake.client.mounts import Mounts
 from mooncake.client.put import PutPipeline
 from mooncake.client.registered import RegisteredMemory
@@ -45,13 +46,15 @@ class StoreClient:
         self._session = session
         self._http: ClientHttpServer | None = None
         self.registered = RegisteredMemory()
+        self.meter = Meter()
+        self.rpc.on_call = self.meter.called
         self._engine = engine
         self.attachments = Attachments(self.rpc, session.hello, self.config.force_tcp, self.config.transfer_limit)
         self.mounts = Mounts(session, self.attachments)
-        self.puts = PutPipeline(self.rpc, self.attachments, session.client_id)
+        self.puts = PutPipeline(self.rpc, self.attachments, session.client_id, self.meter)
         self._returns = LeaseReturns(self.rpc)
-        self._disks = DiskReads(self.attachments, session.hello, self.config.transfer_limit)
-        self.gets = GetPipeline(self.rpc, self.attachments, self._returns, self._disks)
+        self.disks = DiskReads(self.attachments, session.hello, self.config.transfer_limit)
+        self.gets = GetPipeline(self.rpc, self.attachments, self._returns, self.disks, self.meter)
         self.put_sessions = PutSessions(self.puts)
         self.get_sessions = GetSessions(self.gets)
         if session.server is not None:
@@ -76,10 +79,10 @@ class StoreClient:
         return self.registered.contains(pieces) or (self._engine is not None and self._engine.contains(pieces))
 
     def serve_http(self, port: int) -> None:
-        """Answer health and metrics requests on `port`.  Raises OSError."""
+        """Answer health and metrics requests on `port`.  Raises ConfigError."""
         from mooncake.client.http import ClientHttpServer
 
-        self._http = ClientHttpServer(port, self.alive, lambda: self.attachments.moved)
+        self._http = ClientHttpServer(port, self.alive, lambda: self.meter.families(self))
 
     def close(self) -> None:
         """Leave the pool: our own segment is unmounted, its values disappear at once."""
@@ -89,7 +92,7 @@ class StoreClient:
         if self._session.server is not None:
             self._session.server.close()
         self._returns.close()
-        self._disks.close()
+        self.disks.close()
         self.attachments.close()
         self._session.close()
         self.registered.clear()

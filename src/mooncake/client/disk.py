@@ -55,12 +55,15 @@ class DiskReads:
         self._pairs = threading.BoundedSemaphore(MAX_STREAMS // 2)  # else all might have one stream and want another
         self._pools: dict[str, StreamPool] = {}
         self._lock = threading.Lock()
+        self.reads = 0
 
     def read(self, segment: int, cuts: list[DiskCut], copy: Copy) -> list[int]:
         """Have `copy` copy all cuts; a code each.  Raises TransferError, StoreError."""
         info = self._attachments.info(segment)
         if info is None:
             raise TransferError(f"segment {segment:#x} is not mounted any more")
+        with self._lock:
+            self.reads += 1
         reading = _Reading(segment, cuts, copy, self._limit)
         pool = self._pool(info.tcp)
         if reading.is_short:

@@ -10,6 +10,7 @@ import numpy as np
 from mooncake.client.attachments import Attachments
 from mooncake.client.disk import DiskCut, DiskReads
 from mooncake.client.leases import LeaseReturns
+from mooncake.client.meter import Meter
 from mooncake.client.put import PiecesOf, Trust
 from mooncake.errors import ErrorCode, StoreError, TransferError
 from mooncake.rpc.client import Client
@@ -18,6 +19,7 @@ from mooncake.transfer.pieces import Pieces, pieces_of
 from mooncake.transfer.steps import finish
 
 LEASE_MARGIN = 0.02  # of the lease, for the difference of two clocks' rates
+_NOT_FOUND = int(ErrorCode.OBJECT_NOT_FOUND)
 ON_DISK = 4  # farther away than any memory (see Attachments.distance)
 
 
@@ -27,19 +29,23 @@ def now() -> float:
 
 
 class Located(NamedTuple):
-    """Where a batch is: a code or a Found a key; reading must end before `deadline` (see `now`)."""
+    """Where a batch is: a code or a Found a key; asked at `sent`, reading must end before `deadline` (see `now`)."""
 
     found: list[int | Found]
     lease: int
     deadline: float
+    sent: float
 
 
 class GetPipeline:
-    def __init__(self, rpc: Client, attachments: Attachments, returns: LeaseReturns, disks: DiskReads) -> None:
+    def __init__(
+        self, rpc: Client, attachments: Attachments, returns: LeaseReturns, disks: DiskReads, meter: Meter
+    ) -> None:
         self._rpc = rpc
         self._disks = disks
         self._returns = returns
         self._attachments = attachments
+        self._meter = meter
 
     def locate(self, keys: list[str]) -> Located:
         """Raises StoreError."""
@@ -48,11 +54,23 @@ class GetPipeline:
     def begin_locate(self, keys: list[str]) -> Callable[[], Located]:
         """Ask; what is returned waits for the answer.  Both raise StoreError."""
         sent = now()
-        asked = self._rpc.begin(GetStart(keys), GetReply)
+        try:
+            asked = self._rpc.begin(GetStart(keys), GetReply)
+        except StoreError as error:
+            self._meter.not_read([int(error.code)] * len(keys))
+            raise
 
         def located() -> Located:
-            reply = asked()
-            return Located(reply.found, reply.lease, sent + reply.lease_ms / 1e3 * (1 - LEASE_MARGIN))
+            try:
+                reply = asked()
+            except StoreError as error:
+                self._meter.not_read([int(error.code)] * len(keys))
+                raise
+            missing = [found for found in reply.found if isinstance(found, int)]
+            self._meter.looked_up(len(reply.found) - len(missing), missing.count(_NOT_FOUND))
+            if missing:
+                self._meter.not_read(missing)
+            return Located(reply.found, reply.lease, sent + reply.lease_ms / 1e3 * (1 - LEASE_MARGIN), sent)
 
         return located
 
@@ -60,6 +78,11 @@ class GetPipeline:
         """Hand the lease back: everything is copied, or nothing will be."""
         if located.lease:
             self._returns.give(located.lease)
+
+    def finish_batch(self, located: Located) -> None:
+        """As finish, after all of the batch has been read."""
+        self.finish(located)
+        self._meter.batch_get_time.observe(now() - located.sent)
 
     def get_one(self, key: str, room: Callable[[int], int], trust: Callable[[int, int], bool]) -> int:
         """Copy one value to where `room`(size) says: an address, or a code <= 0 that ends the call.  The value's
@@ -71,6 +94,15 @@ class GetPipeline:
         found = located.found[0]
         if isinstance(found, int):
             return found
+        code = self._read_one(located, found, room, trust)
+        if code <= 0:
+            self._meter.not_read((code,))
+        self._meter.get_time.observe(now() - located.sent)
+        return code
+
+    def _read_one(
+        self, located: Located, found: Found, room: Callable[[int], int], trust: Callable[[int, int], bool]
+    ) -> int:
         try:
             size = found.size
             address = room(size)
@@ -83,8 +115,8 @@ class GetPipeline:
             if mapped is None:
                 pieces = pieces_of([address], [size])
                 trusted = trust(address, size)
-                code = self.fetch([found.places], lambda _: pieces, located.deadline, lambda _: trusted)[0]
-                return code or size
+                steps = self._fetch_steps([found.places], lambda _: pieces, located.deadline, lambda _: trusted)
+                return finish(steps)[0] or size
             attachment, transport = mapped
             try:
                 transport.get_one(place[1], size, address, trust(address, size))
@@ -107,6 +139,13 @@ class GetPipeline:
         self, places: list[list[list[int]]], pieces_of: PiecesOf, deadline: float, trust: Trust
     ) -> Generator[None, None, list[int]]:
         """Copy values into pieces.  `places`: for each value the places of its replicas.  A code a value."""
+        codes = yield from self._fetch_steps(places, pieces_of, deadline, trust)
+        self._meter.not_read(codes)
+        return codes
+
+    def _fetch_steps(
+        self, places: list[list[list[int]]], pieces_of: PiecesOf, deadline: float, trust: Trust
+    ) -> Generator[None, None, list[int]]:
         codes = [0] * len(places)
         left = {
             i: replicas if len(replicas) == 1 else sorted(replicas, key=self._distance)
@@ -153,6 +192,7 @@ class GetPipeline:
             except (TransferError, StoreError) as error:
                 return int(error.code)
             self._attachments.count(segment, vector.total)
+            self._meter.disk_bytes += vector.total
             return 0
 
         try:

@@ -1,34 +1,55 @@
-"""The client's own small HTTP server: /health, /metrics and /metrics/summary, when setup asks for it.
+"""The small HTTP server beside a store or a segment server: /health, /metrics and /metrics/summary.
 
-In a thread of the engine process, used by a probe now and then; the standard library's server is enough.
+In threads of its own, used by a probe now and then; the standard library's server is enough.
 """
 
 import json
+import logging
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from mooncake.errors import ConfigError
+from mooncake.rpc.figures import exposition, summary
+from mooncake.rpc.segment_messages import Family
+
+logger = logging.getLogger("mooncake.client")
+
+SILENCE = 5.0  # seconds after which a connection that asks nothing is closed
+
 
 class ClientHttpServer:
-    """`alive` says whether the master answers; `moved` gives bytes by transport."""
+    """`alive` says whether the master answers; `families` gives the metrics.  `flag` sets the port, for messages."""
 
-    def __init__(self, port: int, alive: Callable[[], bool], moved: Callable[[], dict[str, int]]) -> None:
-        """Raises OSError if the port cannot be had."""
+    def __init__(
+        self, port: int, alive: Callable[[], bool], families: Callable[[], list[Family]], flag: str = "client_http_port"
+    ) -> None:
+        """Raises ConfigError if the port cannot be had."""
 
         class Handler(BaseHTTPRequestHandler):
+            timeout = SILENCE
+
             def do_GET(self) -> None:
-                path = self.path.partition("?")[0]
+                try:
+                    self._get(self.path.partition("?")[0])
+                except OSError:
+                    raise  # who asked is gone
+                except Exception as error:
+                    logger.exception("%s cannot be answered", self.path)
+                    self._answer(500, "application/json", json.dumps({"error": f"{type(error).__name__}: {error}"}))
+
+            def _get(self, path: str) -> None:
                 if path == "/health":
                     healthy = alive()
                     text = json.dumps({"status": "healthy" if healthy else "unhealthy", "code": 0 if healthy else 2})
                     self._answer(200 if healthy else 503, "application/json", text)
                 elif path == "/metrics":
-                    self._answer(200, "text/plain; version=0.0.4", _exposition(moved()))
+                    self._answer(200, "text/plain; version=0.0.4; charset=utf-8", exposition(families()))
                 elif path == "/metrics/summary":
-                    parts = [f"{name}: {count} bytes" for name, count in moved().items()]
-                    self._answer(200, "text/plain", "Transferred " + " | ".join(parts) + "\n")
+                    self._answer(200, "text/plain; charset=utf-8", summary(families()))
                 else:
-                    self._answer(404, "application/json", '{"error": "not found; try /health, /metrics"}')
+                    text = '{"error": "not found; try /health, /metrics, /metrics/summary"}'
+                    self._answer(404, "application/json", text)
 
             def _answer(self, status: int, kind: str, text: str) -> None:
                 body = text.encode()
@@ -41,20 +62,22 @@ class ClientHttpServer:
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the base class's name)
                 pass
 
-        self._server = ThreadingHTTPServer(("0.0.0.0", port), Handler)
-        self._server.daemon_threads = True
+        try:
+            self._server = _Server(("0.0.0.0", port), Handler)
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(f"{flag}={port} cannot be listened on ({reason}); give a port that is free") from None
         self.port: int = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, name="mooncake-client-http", daemon=True).start()
 
     def close(self) -> None:
+        """No request is answered any more; the port is free."""
         self._server.shutdown()
         self._server.server_close()
 
 
-def _exposition(moved: dict[str, int]) -> str:
-    lines = [
-        "# HELP mooncake_client_transferred_bytes_total Bytes moved by this client, by transport.",
-        "# TYPE mooncake_client_transferred_bytes_total counter",
-        *(f'mooncake_client_transferred_bytes_total{{transport="{name}"}} {count}' for name, count in moved.items()),
-    ]
-    return "\n".join(lines) + "\n"
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        logger.debug("a request from %s failed", client_address, exc_info=True)

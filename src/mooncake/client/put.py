@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Sequence
 import numpy as np
 
 from mooncake.client.attachments import Attachments
+from mooncake.client.meter import Meter
 from mooncake.errors import ErrorCode, StoreError, TransferError, UnsoundError
 from mooncake.rpc.client import Client
 from mooncake.rpc.messages import Codes, Grant, Kept, PutEnd, PutOptions, PutStart, PutStarted, WriteRecord
@@ -44,10 +45,11 @@ class _Share:
 
 
 class PutPipeline:
-    def __init__(self, rpc: Client, attachments: Attachments, client_id: str) -> None:
+    def __init__(self, rpc: Client, attachments: Attachments, client_id: str, meter: Meter) -> None:
         self._rpc = rpc
         self._attachments = attachments
         self._client_id = client_id
+        self._meter = meter
 
     def put_steps(
         self,
@@ -63,6 +65,21 @@ class PutPipeline:
         the master looks for room.  `eager`: it ends within milliseconds, and the reply to PutEnd need not be waited for
         (as with small single values)."""
         started_at = time.monotonic()
+        codes = yield from self._put_steps(keys, sizes, pieces_of, options, trust, prepare, eager, started_at)
+        self._meter.put(codes, self._meter.batch_put_time, time.monotonic() - started_at)
+        return codes
+
+    def _put_steps(
+        self,
+        keys: list[str],
+        sizes: list[int],
+        pieces_of: PiecesOf,
+        options: PutOptions | None,
+        trust: Trust,
+        prepare: Callable[[], None],
+        eager: bool,
+        started_at: float,
+    ) -> Generator[None, None, list[int]]:
         try:
             asked = self._rpc.begin(PutStart(keys, sizes, options, eager), PutStarted)
             yield
@@ -106,12 +123,14 @@ class PutPipeline:
     ) -> list[int]:
         """Write what room was granted for, from memory that is known to be mapped; a code a key."""
         granted, codes = dict(enumerate(grants)), [0] * len(keys)
+        started_at = time.monotonic()
         try:
             bad = finish(self._write(keys, sizes, granted, term, pieces_of, options, lambda _: True))
         except BaseException:
             self._finish(granted, _all_bad(granted, int(ErrorCode.INTERNAL_ERROR)), codes)
             raise
         self._finish(granted, bad, codes)
+        self._meter.put(codes, self._meter.batch_put_time, time.monotonic() - started_at)
         return codes
 
     def give_up(self, seqs: list[int]) -> list[int]:
@@ -121,6 +140,13 @@ class PutPipeline:
         except StoreError as error:
             return [int(error.code)] * len(seqs)
 
+    def put_one(self, key: str, size: int, address: int, options: PutOptions | None, trusted: bool) -> int:
+        """As `put`, of one value at one address: short cuts for what is small and on this host."""
+        started_at = time.monotonic()
+        code = self._put_one(key, size, address, options, trusted, started_at)
+        self._meter.put((code,), self._meter.put_time, time.monotonic() - started_at)
+        return code
+
     # -- inside
 
     def _are_mapped(self, granted: dict[int, Grant]) -> bool:
@@ -128,10 +154,10 @@ class PutPipeline:
         segments = {part.segment for grant in granted.values() for parts in grant.replicas for part in parts}
         return all(self._attachments.distance(segment) < 2 for segment in segments)
 
-    def put_one(self, key: str, size: int, address: int, options: PutOptions | None, trusted: bool) -> int:
-        """As `put`, of one value at one address: short cuts for what is small and on this host."""
+    def _put_one(
+        self, key: str, size: int, address: int, options: PutOptions | None, trusted: bool, started_at: float
+    ) -> int:
         eager = size <= EAGER
-        started_at = time.monotonic()
         try:
             started = self._rpc.call(PutStart([key], [size], options, eager), PutStarted)
         except StoreError as error:

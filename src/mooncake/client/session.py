@@ -161,6 +161,10 @@ class Session:
         host, _ = split_host(self.config.local_hostname)
         return msgspec.structs.replace(self._serve(host, size), metadata="")
 
+    def in_file(self, path: str, start: int, size: int) -> Serve:
+        """As `another`, of a segment in a file.  Values there are not written to disk once more."""
+        return msgspec.structs.replace(self.another(size), path=path, start=start, disk=None)
+
     def _serve(self, host: str, size: int) -> Serve:
         config = self.config
         return Serve(

@@ -232,6 +232,20 @@ class Catalog:
         self._purging -= 1
         self.unpark(segment, clock())
 
+    def purge_disk(self, segment: Segment, clock: Callable[[], float]) -> Iterator[None]:
+        """After the tier of `segment` was lost: forget what was only there, in steps."""
+        self._purging += 1
+        for some in self.objects.slices():
+            now = clock()
+            for obj in some:
+                if obj.disk is None or obj.disk.segment is not segment or obj.flags & GONE:
+                    continue
+                self.disks.detach(obj)
+                if not in_memory(obj):
+                    self._drop(obj, now)  # may be revived: no tombstone
+            yield
+        self._purging -= 1
+
     def _purge_one(self, obj: Object, segment: Segment, now: float) -> None:
         if obj.flags & GONE:
             return

@@ -403,6 +403,18 @@ class Directory:
             segment.deadline = now + min(self.config.client_ttl_s, self.config.closed_ttl_s)
             self.pool.refresh(now)
 
+    def retire(self, segment: Segment, now: float) -> None:
+        """Nothing new is placed in it; what is there stays readable until it is unmounted."""
+        segment.draining = True
+        self.pool.refresh(now)
+
+    def unmount_disk(self, segment: Segment, now: float) -> None:
+        """What is on its server's disk is not read any more."""
+        if segment.tier is not None:
+            log.info("segment_name=%s, action=unmount_local_disk", segment.name)
+            self.disks.lose(segment, now)
+            self.background.append(self.catalog.purge_disk(segment, self.clock))
+
     def unmount(self, segment: Segment, now: float) -> None:
         """Its server gives the segment up: its values are gone (`background` has the rest of the work)."""
         if segment.mounted:

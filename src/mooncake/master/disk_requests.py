@@ -11,6 +11,7 @@ from mooncake.master.segment_requests import mounted, steps_of
 from mooncake.rpc import disk_messages as d
 from mooncake.rpc.message import Message
 from mooncake.rpc.messages import Codes
+from mooncake.rpc.segment_messages import DiskUnmount
 
 if TYPE_CHECKING:
     from mooncake.master.service import Session
@@ -35,6 +36,14 @@ async def _take_in(session: Session, segment: Segment, request: d.DiskAnnounce) 
         steps = service.directory.disk_recovery.announce(segment, request.records, request.last)
         await in_steps(steps_of(steps), service.flush)
     return Codes([0 if segment.mounted else int(ErrorCode.SEGMENT_NOT_FOUND)])
+
+
+@handles(DiskUnmount)
+def _unmount(session: Session, request: DiskUnmount) -> Reply:
+    directory = session.service.directory
+    directory.unmount_disk(mounted(session, request.segment), directory.clock())
+    session.service.work()
+    return Codes([0])
 
 
 @handles(d.DiskReport)

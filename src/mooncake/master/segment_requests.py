@@ -12,6 +12,7 @@ from mooncake.master.pool import Segment
 from mooncake.rpc import messages as m
 from mooncake.rpc.client import parse_address
 from mooncake.rpc.message import Message
+from mooncake.rpc.segment_messages import Retire
 
 if TYPE_CHECKING:
     from mooncake.master.service import Session
@@ -78,6 +79,14 @@ def _heartbeat(session: Session, request: m.Heartbeat) -> Reply:
         alive = segment is not None and segment.send is session.send_one_way and directory.heartbeat(segment, now)
         codes.append(0 if alive else int(ErrorCode.SEGMENT_NOT_FOUND))
     return m.Codes(codes)
+
+
+@handles(Retire)
+def _retire(session: Session, request: Retire) -> Reply:
+    directory = session.service.directory
+    directory.retire(mounted(session, request.segment), directory.clock())
+    session.service.work()
+    return m.Codes([0])
 
 
 @handles(m.Unmount)

@@ -144,6 +144,7 @@ class Client:
         self._unanswered: list[Message] = []
         self.welcome: Welcome | None = None
         self.on_one_way: Callable[[], bytes] = bytes  # what to send ahead of the next request
+        self.on_call: Callable[[str, float], None] = lambda name, seconds: None  # told of every call that has ended
 
     @property
     def term(self) -> int:
@@ -159,20 +160,27 @@ class Client:
         A pooled connection may be dead because the master was restarted: then the call goes once more on a new one.
         A PutStart only if it is indeed another master: the old one may have granted it already.
         """
-        return cast(Reply, self._call(message, None))
+        return cast(Reply, self._timed_call(message, None, time.monotonic()))
 
     def begin(self, message: Message, reply: type[Reply]) -> Callable[[], Reply]:
         """Send a request; what is returned waits for its reply, as `call`.  Raises as `call`."""
         if self._down.is_set():
             raise Unavailable(f"the master at {self.address} cannot be reached")
+        started = time.monotonic()
         connection, generation = self._borrow(False)
         try:
             sent = connection, generation, connection.send(message, self.on_one_way())
         except OSError:
             self._discard(connection)
             self._drop_idle()
-            return lambda: self._call(message, None)
-        return lambda: self._call(message, sent)
+            return lambda: self._timed_call(message, None, started)
+        return lambda: self._timed_call(message, sent, started)
+
+    def _timed_call(self, message: Message, sent: tuple[Connection, int, int] | None, started: float) -> Any:
+        try:
+            return self._call(message, sent)
+        finally:
+            self.on_call(type(message).__name__, time.monotonic() - started)
 
     def _call(self, message: Message, sent: tuple[Connection, int, int] | None) -> Any:
         """`sent`: the first try has been begun: connection, its generation, the request's id."""

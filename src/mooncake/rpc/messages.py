@@ -8,12 +8,13 @@ place of a replica on disk is [-segment, number, length]: the server of that seg
 
     client → master      Hello, Exist, Prefix, GetStart, LeaseReturn, Query, PutStart, PutEnd, Remove, RemoveRegex,
                          RemoveAll, SegmentQuery, Ping, CopyTask, MoveTask, QueryTask, ReplicaClear
-    segment → master     Hello, Mount, Announce, Heartbeat, Unmount, Killed, CopyEnded, DiskMount, DiskAnnounce,
-                         DiskReport
+    segment → master     Hello, Mount, Announce, Heartbeat, Retire, Unmount, Killed, CopyEnded, DiskMount, DiskAnnounce,
+                         DiskReport, DiskUnmount
     master → segment     Kill, CopyPart, DiskOrders
     anybody → anybody    Hello, Prove
     client → segment     Attach (unix socket, answered with descriptors), Read, Write, Stage, Unstage (tcp)
     store → mooncake_client  Introduce
+    engine → its own segment server  Serve, Stop, LeaveDisk, FiguresQuery
     engine → engine      Hello, Ping, EngineOpen, EngineRead, EngineWrite, EngineNotify, EngineExports
 
 Life of a put: PutStart → the writer writes each part's table record as WRITING, checks that the segment's term is
@@ -48,6 +49,7 @@ from mooncake.rpc.engine_messages import (
 )
 from mooncake.rpc.message import Message
 from mooncake.rpc.record_messages import Body, Part
+from mooncake.rpc.segment_messages import DiskUnmount, Figures, FiguresQuery, LeaveDisk, Retire
 from mooncake.rpc.task_messages import (
     Cleared,
     CopyEnded,
@@ -375,6 +377,7 @@ class Serve(Message):
     """First message on the private socket: what to serve.  Ports: where to look for a free one for tcp.
     `metadata`: the metadata service at which the segment is published, "" none; `endpoint` as in SegmentInfo;
     `disk`: its SSD tier, if it has one.
+    `path`: the file, from `start` on, that the segment is to lie in, "" for memory.
     Answered with Serving and the descriptors of memory and table, or a Failure."""
 
     segment: int
@@ -392,6 +395,8 @@ class Serve(Message):
     metadata: str = ""
     endpoint: str = ""
     disk: DiskSettings | None = None
+    path: str = ""
+    start: int = 0
 
     @property
     def memory(self) -> int:
@@ -407,7 +412,9 @@ class Serving(Message):
 
 
 class Stop(Message):
-    """Unmount and end.  Reply Codes([0]) once the master knows."""
+    """Unmount and end, in `grace_ms`; until then nothing new comes in.  Reply Codes([0]) once the master knows."""
+
+    grace_ms: int = 0
 
 
 # ---------------------------------------------------------------- data, client ↔ segment server
@@ -420,11 +427,13 @@ class Attach(Message):
 
 
 class Attached(Message):
-    """`writer` names this connection in WRITING records; the segment is `size` bytes, its table `table_size`."""
+    """`writer` names this connection in WRITING records; the segment is `size` bytes, its table `table_size`.
+    `file`: it lies in a user's file, from there on, and is not to be mapped; -1: in memory."""
 
     writer: int
     size: int
     table_size: int
+    file: int = -1
 
 
 class Read(Message):
@@ -464,6 +473,7 @@ KINDS: dict[type[Message], int] = {
             CopyTask, MoveTask, TaskCreated, QueryTask, TaskState, ReplicaClear, Cleared, CopyPart, CopyEnded,
             DiskMount, DiskMounted, DiskAnnounce, DiskOrders, DiskReport, Stage, Staged, Unstage,
             Prove,
+            Retire, DiskUnmount, LeaveDisk, FiguresQuery, Figures,
         ),
         start=1,
     )
@@ -475,6 +485,7 @@ REPLY_OF: dict[type[Message], type[Message]] = {
     SegmentQuery: SegmentList, Mount: Mounted, Announce: Codes, Heartbeat: Codes, Unmount: Codes,
     Attach: Attached, Read: Codes, Write: Codes, Serve: Serving, Stop: Codes,
     DiskMount: DiskMounted, DiskAnnounce: Codes, DiskReport: Codes, Stage: Staged,
+    Retire: Codes, DiskUnmount: Codes, LeaveDisk: Codes, FiguresQuery: Figures,
     EngineOpen: EngineOpened, EngineRead: Codes, EngineWrite: Codes, EngineNotify: Codes,
     EngineExports: EngineExported, Introduce: Introduction,
     CopyTask: TaskCreated, MoveTask: TaskCreated, QueryTask: TaskState, ReplicaClear: Cleared,

@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 
-from mooncake.segment.server import serve_private
+from mooncake.segment.private import serve_private
 
 
 def run() -> None:

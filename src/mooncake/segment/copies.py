@@ -21,7 +21,7 @@ from mooncake.rpc.sockets import connect, set_time_limit
 from mooncake.rpc.task_messages import CopyEnded, CopyPart
 from mooncake.transfer import table
 from mooncake.transfer.memory import SegmentMemory
-from mooncake.transfer.stream import TICK, send, tune
+from mooncake.transfer.stream import TICK, tune
 
 logger = logging.getLogger("mooncake.segment")
 
@@ -101,7 +101,7 @@ class Copies:
             request = stream.send(write, b"")
             set_time_limit(sock, TICK)
             for offset, length in ranges:
-                send(sock, self._memory.data[offset : offset + length])
+                self._memory.send(sock, offset, length)
             set_time_limit(sock, ANSWER_LIMIT)
             answer = stream.reply_to(write, request)
             sock.shutdown(socket.SHUT_RDWR)

@@ -30,6 +30,7 @@ from mooncake.rpc.messages import (
     Unmount,
     encode,
 )
+from mooncake.rpc.segment_messages import DiskUnmount, Retire
 from mooncake.rpc.sockets import connect, set_time_limit
 from mooncake.rpc.task_messages import CopyPart
 from mooncake.segment.copies import Copies
@@ -45,6 +46,7 @@ HEARTBEAT = 1.0  # seconds
 SILENCE = 3.0  # a master that says nothing so long is given up
 RETRY = 0.1
 CALL_LIMIT = 5.0
+TELL_LIMIT = 1.5
 SETTLE = 0.02  # how often to look whether a writer has gone while a kill waits for it
 
 _LOST = (OSError, StoreError, frame.FramingError, msgspec.MsgspecError)
@@ -70,6 +72,9 @@ class MasterLink(threading.Thread):
         self.ready = threading.Event()
         self.mounted = False
         self.refused = ""  # why the first mount failed
+        self.mounts = 0
+        self._standing: list[Message] = []  # what every master is to be told
+        self._told: dict[int, threading.Event] = {}  # set when one has answered, by kind of message
 
     def run(self) -> None:
         first = True
@@ -81,6 +86,7 @@ class MasterLink(threading.Thread):
                     logger.info("segment %s is mounted again at master %s", self._info.name, self._master)
                 first = False
                 self.mounted = True
+                self.mounts += 1
                 self.ready.set()
                 self._serve(connection)
             except _LOST as error:
@@ -100,6 +106,13 @@ class MasterLink(threading.Thread):
         """There is something to do besides waiting."""
         with contextlib.suppress(BlockingIOError):  # it will wake
             os.write(self._wake_write, b"x")
+
+    def tell(self, message: Message) -> None:
+        """Have this said to the master, and to every later one; waits until one has heard it, but not for long."""
+        told = self._told.setdefault(KINDS[type(message)], threading.Event())
+        self._standing.append(message)
+        self.wake()
+        told.wait(TELL_LIMIT)
 
     def stop(self) -> None:
         """Unmount (within a second) and end the thread."""
@@ -130,6 +143,7 @@ class MasterLink(threading.Thread):
     def _serve(self, connection: Connection) -> None:
         """Until the connection breaks or we stop."""
         self._tier_mounted = False
+        said = 0
         sock = connection.sock
         poll = select.poll()
         poll.register(sock, select.POLLIN)
@@ -139,10 +153,17 @@ class MasterLink(threading.Thread):
         while not self._stopping.is_set():
             now = time.monotonic()
             if now >= beat_at:
+                if not self._owner.memory.is_whole:
+                    logger.error("the file of segment %s has been cut short: it leaves the pool", self._info.name)
+                    self._stopping.set()
+                    break
                 _send(connection, Heartbeat([self._info.segment]))
                 beat_at = now + HEARTBEAT
             if now - heard > SILENCE:
                 raise ConnectionError(f"it has said nothing for {SILENCE:.0f} s")
+            while said < len(self._standing):
+                self._say(connection, self._standing[said])
+                said += 1
             if self.tier is not None and self.tier.ready:
                 self._serve_tier(connection, self.tier)
             while connection.strays:
@@ -163,6 +184,12 @@ class MasterLink(threading.Thread):
             if settled:
                 _send(connection, settled)
         self._unmount(connection)
+
+    def _say(self, connection: Connection, message: Message) -> None:
+        if isinstance(message, DiskUnmount) and self.tier is not None:
+            self.tier.stop()
+            self.tier = None
+        _send(connection, message)
 
     def _serve_tier(self, connection: Connection, tier: "Tier") -> None:
         """Mount it, once on a connection, and report what came of orders."""
@@ -205,6 +232,8 @@ class MasterLink(threading.Thread):
             raise StoreError(ErrorCode.SEGMENT_NOT_FOUND, "it no longer knows this segment")
         if got.kind == KINDS[DiskReport] and self.tier is not None:
             self.tier.acknowledged()
+        if got.kind in self._told:
+            self._told[got.kind].set()
 
     def _unmount(self, connection: Connection) -> None:
         with contextlib.suppress(*_LOST):
@@ -214,5 +243,6 @@ class MasterLink(threading.Thread):
 
 def _send(connection: Connection, message: Message) -> None:
     """A heartbeat or a report (whose replies `_handle` sees), or a one-way message."""
-    flags = frame.REQUEST if isinstance(message, Heartbeat | DiskReport) else frame.ONE_WAY
+    is_request = isinstance(message, Heartbeat | DiskReport | Retire | DiskUnmount)
+    flags = frame.REQUEST if is_request else frame.ONE_WAY
     connection.sock.sendall(frame.pack(KINDS[type(message)], flags, 0, encode(message)))

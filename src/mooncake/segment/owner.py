@@ -61,6 +61,10 @@ class Owner:
     def waiting(self) -> bool:
         return bool(self._waiting)
 
+    @property
+    def waiting_kills(self) -> int:
+        return len(self._waiting)
+
     def hold(self, slot: int) -> None:
         """Until as many calls of `let_go`, the record in `slot` is not called dead."""
         with self._lock:

@@ -16,30 +16,29 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from mooncake.errors import ConfigError, ErrorCode, MooncakeError, StoreError
+from mooncake.errors import ConfigError, ErrorCode, StoreError
 from mooncake.rpc import frame
 from mooncake.rpc.descriptors import allow_many
 from mooncake.rpc.handshake import Guard
 from mooncake.rpc.messages import (
     DECODERS,
-    KINDS,
     PROTOCOL,
     Attach,
     Attached,
-    Codes,
     Failure,
     SegmentInfo,
     Serve,
-    Serving,
-    Stop,
     Welcome,
     encode,
 )
+from mooncake.rpc.segment_messages import DiskUnmount, Family, Retire
 from mooncake.security.secret import read_secret
+from mooncake.segment.figures import segment_families
 from mooncake.segment.link import MasterLink
 from mooncake.segment.owner import Owner
 from mooncake.segment.streams import Streams
 from mooncake.segment.writers import Writer, Writers
+from mooncake.transfer.file_memory import FileMemory
 from mooncake.transfer.listening import join_host, listen_tcp
 from mooncake.transfer.memory import SegmentMemory
 from mooncake.transfer.metadata.entries import Address
@@ -63,17 +62,24 @@ class SegmentServer:
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe()
         self._running = True
+        self._retired_at: float | None = None
         self._writers = Writers()
-        self._memory = SegmentMemory.create(config.segment, config.memory)
+        self._memory = (
+            FileMemory.open(config.segment, config.path, config.start, config.size)
+            if config.path
+            else SegmentMemory.create(config.segment, config.memory)
+        )
         self._size = config.size
+        self._file = config.start if config.path else -1
         self._owner = Owner(config.segment, self._memory, self._writers)
         self._attached = 0
+        self._reserved = 0
         self._secret = read_secret()
         self.engine_writer = 0
         if engine_pidfd >= 0:
             self.engine_writer = self._writers.add_pidfd(engine_pidfd).number
-            self._watch(engine_pidfd, self.stop)
-        self._watch(self._wake_read, lambda: None)
+            self.watch(engine_pidfd, self.stop)
+        self.watch(self._wake_read, lambda: None)
         listener = listen_tcp(config.listen, config.min_port, config.max_port)
         self._unix, name = _listen_unix(config.socket_dir, config.segment)
         self._unix_path = "" if name.startswith("@") else name
@@ -91,7 +97,7 @@ class SegmentServer:
         self._address = Address(config.announce, listener.getsockname()[1], config.segment)
         self._metadata = config.metadata
         self._publication: Publication | None = None
-        self._watch(self._unix.fileno(), self._accept)
+        self.watch(self._unix.fileno(), self._accept)
         self._streams = Streams(listener, self._owner)
         self._link = MasterLink(config.master, self.info, self._owner)
         if config.disk is not None:
@@ -108,11 +114,6 @@ class SegmentServer:
     def mounted(self) -> bool:
         """Whether a master serves this segment now."""
         return self._link.mounted
-
-    @property
-    def moved(self) -> dict[str, int]:
-        """Bytes that tcp streams have carried."""
-        return {"tcp": self._streams.moved}
 
     def start(self) -> None:
         """Serve, publish and mount.  Raises ConfigError with the reason if the master refuses or is not there,
@@ -136,10 +137,20 @@ class SegmentServer:
         backend = open_for_entries(self._metadata)
         self._publication = Publication(backend, self.info.name, self._address, list)
 
+    def watch(self, descriptor: int, action: Callable[[], object]) -> None:
+        """Have `run` call `action` whenever there is something to read."""
+        self._selector.register(descriptor, selectors.EVENT_READ, action)
+
+    def unwatch(self, descriptor: int) -> None:
+        self._selector.unregister(descriptor)
+
     def run(self) -> None:
         while self._running:
-            for key, _ in self._selector.select():
+            left = None if self._retired_at is None else max(0.0, self._retired_at - time.monotonic())
+            for key, _ in self._selector.select(left):
                 key.data()
+            if self._retired_at is not None and time.monotonic() >= self._retired_at:
+                return
 
     def stop(self) -> None:
         """Make `run` return; callable from a signal handler."""
@@ -147,41 +158,36 @@ class SegmentServer:
         with contextlib.suppress(OSError):
             os.write(self._wake_write, b"x")
 
+    def retire(self, grace: float) -> None:
+        """Make `run` return after `grace` seconds; the master places nothing here any more."""
+        self._retired_at = time.monotonic() + grace
+        self._link.tell(Retire(self.info.segment))
+
+    def unmount(self) -> None:
+        """At the master, which drops what is here."""
+        self._link.stop()
+
+    def leave_disk(self) -> None:
+        """Take what is on disk out of the pool, and write nothing there any more."""
+        if self._link.tier is not None:
+            self._link.tell(DiskUnmount(self.info.segment))
+
+    def figures(self) -> list[Family]:
+        """How this segment's server is."""
+        return segment_families(self.info, self._link, self._streams, self._owner, self._attached, self._reserved)
+
     def close(self) -> None:
         """Unmount and let go; the memory itself goes with the last process that maps it."""
         self._link.stop()
-        if self._link.tier is not None:
-            self._link.tier.stop()
+        tier = self._link.tier
+        if tier is not None:
+            tier.stop()
         if self._publication is not None:
             self._publication.close()
         if self._unix_path:
             with contextlib.suppress(OSError):
                 os.unlink(self._unix_path)
         self._unix.close()
-
-    def serve_engine(self, channel: socket.socket) -> None:
-        """Obey the engine process on its private socket: Stop, or its end."""
-
-        def ready() -> None:
-            try:
-                data = channel.recv(65536)
-            except BlockingIOError:
-                return
-            except OSError:
-                data = b""
-            if not data:
-                self._selector.unregister(channel.fileno())  # a dying engine; its pidfd says when
-                return
-            for got in frame.FrameReader().feed(data):
-                if got.kind == KINDS[Stop]:
-                    self._link.stop()
-                    channel.setblocking(True)
-                    with contextlib.suppress(OSError):
-                        channel.sendall(frame.pack(got.kind, frame.REPLY, got.request_id, encode(Codes([0]))))
-                    self.stop()
-
-        channel.setblocking(False)
-        self._watch(channel.fileno(), ready)
 
     # -- same-host clients
 
@@ -233,7 +239,7 @@ class SegmentServer:
             self._writers.remove(writer)
 
         if writer.pidfd >= 0:
-            self._watch(writer.pidfd, ended)
+            self.watch(writer.pidfd, ended)
         return writer
 
     def _attach(self, connection: socket.socket, guard: Guard, writer: int, data: bytes) -> None:
@@ -249,7 +255,8 @@ class SegmentServer:
                 if welcome is not None:
                     connection.send(frame.pack(got.kind, frame.REPLY, got.request_id, encode(welcome)))
                 elif isinstance(message, Attach) and message.segment == self.info.segment:
-                    reply = Attached(writer, self._memory.size, table_size(self._memory.size))
+                    memory = self._memory
+                    reply = Attached(writer, memory.size, table_size(memory.size), self._file)
                     answer = frame.pack(got.kind, frame.REPLY, got.request_id, encode(reply))
                     socket.send_fds(connection, [answer], self.descriptors)
                 else:
@@ -259,50 +266,25 @@ class SegmentServer:
     def _welcome(self) -> Welcome:
         return Welcome(PROTOCOL, __version__, 0, 0, self.info.segment)
 
-    def _watch(self, descriptor: int, action: Callable[[], object]) -> None:
-        self._selector.register(descriptor, selectors.EVENT_READ, action)
-
     # -- memory
 
     def _reserve(self) -> None:
         """Touch the memory ahead of use, so that no client pays for fresh pages; politely."""
         with contextlib.suppress(OSError, AttributeError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
-        offset = 0
-        while offset < self._size and self._running:
+        while self._reserved < self._size and self._running:
             try:
-                offset = self._memory.reserve(offset)
+                self._reserved = self._memory.reserve(self._reserved)
             except OSError as error:
                 logger.error(
                     "only %d of %d bytes of segment %s could be reserved (%s); give it a smaller "
                     "global_segment_size or the machine more memory",
-                    offset,
+                    self._reserved,
                     self._size,
                     self.info.name,
                     error.strerror,
                 )
                 return
-
-
-def serve_private(channel: socket.socket, engine_pidfd: int) -> None:
-    """The whole life of an engine's private segment server."""
-    header = channel.recv(frame.HEADER_SIZE, socket.MSG_WAITALL)
-    length, kind, _, request_id = frame.HEADER.unpack(header)
-    config = DECODERS[kind].decode(channel.recv(length, socket.MSG_WAITALL))
-    if not isinstance(config, Serve):
-        raise ConfigError("the first message on the private socket must be Serve")
-    try:
-        server = SegmentServer(config, engine_pidfd)
-        server.start()
-    except (OSError, MooncakeError) as error:
-        failure = Failure(ErrorCode.INTERNAL_ERROR, str(error))
-        channel.sendall(frame.pack(kind, frame.REPLY | frame.FAILED, request_id, encode(failure)))
-        return
-    answer = frame.pack(kind, frame.REPLY, request_id, encode(Serving(server.info, server.engine_writer)))
-    socket.send_fds(channel, [answer], server.descriptors)
-    server.serve_engine(channel)
-    server.run()
-    server.close()
 
 
 def _out_of_descriptors(error: OSError) -> None:

@@ -29,10 +29,11 @@ from mooncake.rpc.messages import (
 )
 from mooncake.rpc.porter import Porter
 from mooncake.security.secret import read_secret
+from mooncake.segment.figures import Traffic
 from mooncake.segment.owner import Owner
 from mooncake.segment.writers import Writer
 from mooncake.transfer import table
-from mooncake.transfer.stream import receive, send, tune
+from mooncake.transfer.stream import receive, tune
 from mooncake.version import __version__
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Streams(threading.Thread):
         self._listener = listener
         self._owner = owner
         self.tier: Tier | None = None
-        self.moved = 0  # bytes, approximately: streams count without a lock
+        self.traffic = Traffic()
         self._open = threading.BoundedSemaphore(MAX_STREAMS)
         secret = read_secret()
         self._porter = None if secret is None else Porter(secret, self._welcome, self._start, self._open.release)
@@ -88,12 +89,14 @@ class Streams(threading.Thread):
         with contextlib.suppress(OSError):  # the peer is gone already: the first read says so
             tune(stream)
         writer = self._owner.writers.add_stream(stream)
+        self.traffic.opened += 1
         try:
             while True:
                 request_id, message = _receive(stream)
                 try:
                     self._answer(stream, writer, request_id, message)
                 except _RefusedError as error:
+                    self.traffic.failed += 1
                     failure = Failure(ErrorCode.INVALID_PARAMS, str(error))
                     _reply(stream, request_id, message, failure, frame.FAILED)
                     return
@@ -105,10 +108,12 @@ class Streams(threading.Thread):
             struct.error,
         ) as error:  # (msgspec's are ValueErrors)
             if not isinstance(error, EOFError):
+                self.traffic.failed += 1
                 logger.debug("a tcp stream ended: %s", error)
         finally:
             stream.close()
             self._owner.writers.remove(writer)
+            self.traffic.closed += 1
             self._open.release()
 
     def _answer(self, stream: socket.socket, writer: Writer, request_id: int, message: Message) -> None:
@@ -142,10 +147,11 @@ class Streams(threading.Thread):
             return
         _check_ranges(message.ranges, memory.size)
         _reply(stream, request_id, message, Codes([0]), more=True)
-        self.moved += sum(message.ranges[1::2])
+        started = time.monotonic()
         for at in range(0, len(message.ranges), 2):
             offset, length = message.ranges[at], message.ranges[at + 1]
-            send(stream, memory.data[offset : offset + length])  # sendfile goes 64 KiB at a time: slower [measured]
+            memory.send(stream, offset, length)
+        self.traffic.read(sum(message.ranges[1::2]), time.monotonic() - started)
 
     def _write(self, stream: socket.socket, writer: Writer, request_id: int, message: Write) -> None:
         """Every record's bytes are read off the stream, also of those that may not be written."""
@@ -157,7 +163,7 @@ class Streams(threading.Thread):
                 raise _RefusedError(f"slots {record.slots} are not in the table of {records.slots}")
         if message.segment != self._owner.segment:
             raise _RefusedError(f"segment {message.segment:#x} is not served here, but {self._owner.segment:#x}")
-        self.moved += sum(sum(record.body.extents[1::2]) for record in message.records)
+        started = time.monotonic()
         codes = []
         done = 0
         try:
@@ -173,7 +179,7 @@ class Streams(threading.Thread):
                     records.abandon(slot, record.seq)
                 for at in range(0, len(extents), 2):
                     if allowed:
-                        receive(stream, memory.data[extents[at] : extents[at] + extents[at + 1]])
+                        memory.receive(stream, extents[at], extents[at + 1])
                     else:
                         _discard(stream, extents[at + 1])
                 if allowed:
@@ -184,6 +190,8 @@ class Streams(threading.Thread):
             for record in message.records[done : done + 1]:
                 records.abandon(record.slots[0], record.seq)
             raise
+        taken = sum(sum(record.body.extents[1::2]) for record in message.records)
+        self.traffic.written(taken, time.monotonic() - started, sum(map(bool, codes)))
         _reply(stream, request_id, message, Codes(codes))
 
 

@@ -230,4 +230,4 @@ def _fetch(
             )
         )
     finally:
-        client.gets.finish(located)
+        client.gets.finish_batch(located)

@@ -195,6 +195,8 @@ def _by_kernel(call: Any, fd: int, offset: int, pieces: Pieces) -> None:
         vector[first, 0], vector[first, 1] = pieces.addresses[first] + begun, pieces.lengths[first] - begun
         moved = call(fd, vector.ctypes.data + first * 16, min(_IOV_MAX, len(vector) - first), offset + done)
         if moved <= 0:
+            if moved == 0:
+                raise TransferError("the segment's file ends before the value does: somebody has cut it short")
             reason = ctypes.get_errno()
             raise TransferError(
                 f"the kernel could not copy at address {int(vector[first, 0]):#x} (errno {reason}); "

@@ -60,7 +60,7 @@ class Room:
 
     def copy_here(self, fill: bool, ranges: list[int], pieces: Pieces, trusted: bool) -> None:
         """By this thread: pieces → ranges if `fill`, or the other way."""
-        for offset, part in _runs(ranges, pieces):
+        for offset, part in runs(ranges, pieces):
             if trusted and (gather(part, self._address + offset) if fill else scatter(self._address + offset, part)):
                 continue
             (write_file if fill else read_file)(self._fd, offset, part)
@@ -116,7 +116,7 @@ class Steps:
         return known
 
 
-def _runs(ranges: list[int], pieces: Pieces) -> Iterator[tuple[int, Pieces]]:
+def runs(ranges: list[int], pieces: Pieces) -> Iterator[tuple[int, Pieces]]:
     """(offset, pieces) of each range."""
     if len(ranges) == 2:
         yield ranges[0], pieces

@@ -1,4 +1,7 @@
-"""Same host: the segment's memory is mapped here, and a copy is a copy.  Nothing passes through its server."""
+"""Same host: the segment's memory is mapped here, and a copy is a copy.  Nothing passes through its server.
+
+Of a segment in a user's file only the table is mapped; its bytes are read and written by system calls.
+"""
 
 import contextlib
 import ctypes
@@ -25,6 +28,8 @@ from mooncake.rpc.sockets import set_time_limit
 from mooncake.security.secret import read_secret
 from mooncake.transfer import table
 from mooncake.transfer.base import Transport, merge
+from mooncake.transfer.file_memory import open_memory
+from mooncake.transfer.file_room import FileRoom
 from mooncake.transfer.memory import SegmentMemory
 from mooncake.transfer.pieces import Pieces, pieces_of
 from mooncake.transfer.room import Room
@@ -42,7 +47,12 @@ class ShmTransport(Transport):
         self.memory = memory
         self.link = link
         self._writer = writer
-        self._room = Room(memory.address, memory.data_fd, memory.size)
+        self._address = memory.address
+        self._room: Room | FileRoom = (
+            Room(memory.address, memory.data_fd, memory.size)
+            if memory.address
+            else FileRoom(memory.data_fd, memory.base, memory.size)
+        )
 
     def put_steps(
         self, term: int, records: list[WriteRecord], pieces: Pieces, trusted: bool, final: bool
@@ -102,10 +112,10 @@ class ShmTransport(Transport):
             records.abandon(slot, record.seq)
             return int(ErrorCode.INVALID_WRITE)
         try:
-            if trusted:
-                ctypes.memmove(self.memory.address + offset, address, length)
+            if trusted and self._address:
+                ctypes.memmove(self._address + offset, address, length)
             else:
-                self._room.fill([offset, length], pieces_of([address], [length]), False)
+                self._room.fill([offset, length], pieces_of([address], [length]), trusted)
         except BaseException:
             records.abandon(slot, record.seq)
             raise
@@ -115,10 +125,10 @@ class ShmTransport(Transport):
 
     def get_one(self, offset: int, length: int, address: int, trusted: bool) -> None:
         """As `get`, of one range to one address."""
-        if trusted:
-            ctypes.memmove(address, self.memory.address + offset, length)
+        if trusted and self._address:
+            ctypes.memmove(address, self._address + offset, length)
         else:
-            self._room.empty([offset, length], pieces_of([address], [length]), False)
+            self._room.empty([offset, length], pieces_of([address], [length]), trusted)
 
     def get_steps(self, ranges: list[int], pieces: Pieces, trusted: bool) -> Generator[None, None, None]:
         with self._room.emptying() as emptying:
@@ -152,7 +162,7 @@ def attach(info: SegmentInfo) -> ShmTransport | None:
             raise TransferError("no descriptors came")
         attached = DECODERS[KINDS[Attached]].decode(answer[0].body)
         assert isinstance(attached, Attached)
-        memory = SegmentMemory(descriptors[0], descriptors[1], attached.size)
+        memory = open_memory(descriptors[0], descriptors[1], attached.size, attached.file)
         memory.table.check(info.segment)
     except BlockingIOError:  # its server is on this host, but stopped or stuck: no other way would lead there
         link.close()

@@ -81,6 +81,11 @@ class Tier:
     def ready(self) -> bool:
         return self.log is not None
 
+    @property
+    def queued(self) -> int:
+        """Values that wait to be written."""
+        return len(self._writes)
+
     def start(self) -> None:
         threading.Thread(target=self._open, name="mooncake-disk", daemon=True).start()
 

@@ -1,0 +1,40 @@
+"""The part of the protocol that is about a segment's server coming to its end, and about its figures (see
+`rpc.messages`)."""
+
+from mooncake.rpc.message import Message
+
+
+class Retire(Message):
+    """Segment → master: nothing new shall be placed here, an Unmount will follow; what is here stays readable until
+    then.  Said again to every master.  Reply Codes."""
+
+    segment: int
+
+
+class DiskUnmount(Message):
+    """Segment → master: what is on this server's disk is not to be read any more.  Reply Codes."""
+
+    segment: int
+
+
+class LeaveDisk(Message):
+    """Engine → its own segment server: send DiskUnmount, and write nothing to disk any more.  What readers were told of
+    before is still read for them.  Reply Codes([0]) once the master knows."""
+
+
+class Family(Message):
+    """A metric of the Prometheus text format: `kind` counter, gauge or histogram; `samples`: (suffix of the name,
+    labels as text, value)."""
+
+    name: str
+    kind: str
+    help: str
+    samples: list[tuple[str, str, float]]
+
+
+class FiguresQuery(Message):
+    """Engine → its own segment server: how is it?"""
+
+
+class Figures(Message):
+    families: list[Family]

@@ -1,0 +1,79 @@
+"""A range of a file that pieces are copied to and from by the kernel; the counterpart of `room.Room` for what must not
+be mapped.  Device memory passes through a staging buffer."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from mooncake.errors import TransferError
+from mooncake.transfer.cuda import driver
+from mooncake.transfer.pieces import Pieces, pieces_of, read_file, write_file
+from mooncake.transfer.room import runs
+from mooncake.transfer.staging import STAGING, staging
+
+
+class FileRoom:
+    """`size` bytes of file `fd` from `base` on.  Ranges are flat lists: offset, length, ..."""
+
+    def __init__(self, fd: int, base: int, size: int) -> None:
+        self._fd = fd
+        self._base = base
+        self._end = base + size
+
+    @contextmanager
+    def filling(self) -> "Iterator[FileSteps]":
+        """To copy pieces to ranges."""
+        yield FileSteps(self.fill)
+
+    @contextmanager
+    def emptying(self) -> "Iterator[FileSteps]":
+        """To copy ranges to pieces."""
+        yield FileSteps(self.empty)
+
+    def fill(self, ranges: list[int], pieces: Pieces, trusted: bool) -> None:
+        """Pieces → ranges.  Raises TransferError."""
+        for offset, part, staged in self._parts(ranges, pieces, trusted):
+            if not staged:
+                write_file(self._fd, self._base + offset, part)
+                continue
+            staging().fill(part, False)
+            write_file(self._fd, self._base + offset, pieces_of([staging().address], [part.total]))
+
+    def empty(self, ranges: list[int], pieces: Pieces, trusted: bool) -> None:
+        """Ranges → pieces.  Raises TransferError."""
+        for offset, part, staged in self._parts(ranges, pieces, trusted):
+            if not staged:
+                read_file(self._fd, self._base + offset, part)
+                continue
+            read_file(self._fd, self._base + offset, pieces_of([staging().address], [part.total]))
+            staging().empty(part, False)
+
+    def close(self) -> None:
+        """Nothing is held here."""
+
+    def _parts(self, ranges: list[int], pieces: Pieces, trusted: bool) -> Iterator[tuple[int, Pieces, bool]]:
+        """(offset, pieces, whether they are to be staged)."""
+        if os.fstat(self._fd).st_size < self._end:  # writing would make it as long as before, with a hole
+            raise TransferError("the segment's file has been cut short")
+        staged = not trusted and driver.is_loaded() and _has_device(pieces)
+        for offset, part in runs(ranges, pieces):
+            if not staged:
+                yield offset, part, False
+                continue
+            for start in range(0, part.total, STAGING):
+                yield offset + start, part.part(start, min(STAGING, part.total - start)), True
+
+
+class FileSteps:
+    """As `room.Steps`; nothing goes on without the calling thread."""
+
+    go_on = False
+
+    def __init__(self, add: Callable[[list[int], Pieces, bool], None]) -> None:
+        self.add = add
+
+
+def _has_device(pieces: Pieces) -> bool:
+    from mooncake.transfer.cuda.device import NO_GPU, kinds_of
+
+    return bool((kinds_of(pieces) != NO_GPU).any())
