@@ -1,0 +1,1 @@
+"""A store behind HTTP (docs/rest.md)."""

@@ -1,0 +1,98 @@
+"""Fixtures: `mc_store_rest_server` processes, and requests to them."""
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.processes import free_port, wait_until
+
+COMMAND = [sys.executable, "-m", "mooncake.mooncake_store_service"]
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """Without settings of the pool that the tests themselves were started with."""
+    return {**{name: value for name, value in os.environ.items() if not name.startswith("MOONCAKE_")}, **variables}
+
+
+class RestService:
+    """One on a free port; `port` 0 until it answers."""
+
+    def __init__(self, flags: list[str], **variables: str) -> None:
+        self.port = free_port()
+        self.process = subprocess.Popen(
+            [*COMMAND, f"--port={self.port}", "--host=127.0.0.1", *flags],
+            env=environment(**variables),
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def __call__(self, method: str, path: str, body=None, raw: bytes | None = None):
+        """(status, content type, body: parsed if it is JSON)."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            data = raw if raw is not None else None if body is None else json.dumps(body).encode()
+            connection.request(method, path, data)
+            answer = connection.getresponse()
+            content, kind = answer.read(), answer.headers.get_content_type()
+            return answer.status, kind, json.loads(content) if kind == "application/json" else content
+        finally:
+            connection.close()
+
+    def answers(self) -> bool:
+        assert self.process.poll() is None, "the service ended at once"
+        try:
+            return self("GET", "/api/exist/x")[0] == 200
+        except OSError:
+            return False
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Its exit status."""
+        self.process.send_signal(number)
+        try:
+            return self.process.wait(10)
+        finally:
+            self.process.kill()
+
+
+@pytest.fixture
+def make_service(cleanup, tmp_path):
+    def make(master_address: str, *flags: str, wait: bool = True, **settings) -> RestService:
+        file = tmp_path / f"mooncake-{free_port()}.json"
+        content = {
+            "local_hostname": "127.0.0.1",
+            "metadata_server": "P2PHANDSHAKE",
+            "master_server_address": master_address,
+            "global_segment_size": "64MB",
+            "local_buffer_size": "64MB",
+            **settings,
+        }
+        file.write_text(json.dumps(content))
+        service = RestService(["--config", str(file), *flags])
+        cleanup.callback(service.process.wait)
+        cleanup.callback(service.process.kill)
+        if wait:
+            wait_until(service.answers, 20, "the service")
+        return service
+
+    return make
+
+
+@pytest.fixture
+def service(master, make_service):
+    return make_service(master.address)
+
+
+@pytest.fixture
+def shared_memory():
+    """A file of 64 MiB in /dev/shm: its name."""
+    name = f"mooncake-test-{os.getpid()}-{free_port()}"
+    path = f"/dev/shm/{name}"
+    with open(path, "wb") as f:
+        f.truncate(64 << 20)
+    yield name
+    os.unlink(path)
