@@ -25,6 +25,7 @@ from mooncake.version import __version__
 logger = logging.getLogger("mooncake.rest")
 
 PROGRAM = "mc_store_rest_server"
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 (where the system has it)
 RETRY = 1.0  # seconds between two tries to join the pool
 CALLS = 32  # store calls at once; more wait
 
@@ -32,10 +33,11 @@ CALLS = 32  # store calls at once; more wait
 class MooncakeStoreService:
     """A store and its HTTP server: `start` joins the pool, `serve` answers until told to stop."""
 
-    def __init__(self, config: MooncakeConfig) -> None:
+    def __init__(self, config: MooncakeConfig, directories: list[str]) -> None:
         from mooncake.store import MooncakeDistributedStore
 
         self.config = config
+        self._directories = directories
         self.store = MooncakeDistributedStore()
         self._calls = ThreadPoolExecutor(CALLS, thread_name_prefix="mooncake-rest")
 
@@ -78,7 +80,7 @@ class MooncakeStoreService:
         """Answer until `stopped`, on a bound socket."""
         from mooncake.rest.server import RestServer
 
-        server = RestServer(self.store, self.config.protocol, self._calls)
+        server = RestServer(self.store, self.config.protocol, self._directories, self._calls)
         host, port = listening.getsockname()[:2]
         try:
             await server.start(listening)
@@ -107,20 +109,20 @@ def main(arguments: list[str] | None = None) -> int:
         logging.basicConfig(level=logging.INFO, format="%(levelname).1s %(asctime)s %(name)s: %(message)s")
         allow_many()
         config = _configuration(options.config, options.define)
-        asyncio.run(_run(config, bind(options.host, options.port), options.max_wait_time))
+        service = MooncakeStoreService(config, [SHARED_MEMORY, *options.segment_dir])
+        asyncio.run(_run(service, bind(options.host, options.port), options.max_wait_time))
     except (ConfigError, ImportError) as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-async def _run(config: MooncakeConfig, listening: socket.socket, max_wait_time: float) -> None:
+async def _run(service: MooncakeStoreService, listening: socket.socket, max_wait_time: float) -> None:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopped.set)
     with contextlib.closing(listening):
-        service = MooncakeStoreService(config)
         try:
             if await service.start(max_wait_time, stopped):
                 await service.serve(listening, stopped)
@@ -172,6 +174,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--port", type=_port, default=8080, help="port to listen on, 0 for any (default %(default)s)")
     add("--host", default="0.0.0.0", help="address to listen on (default %(default)s)")
+    add(
+        "--segment-dir",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="segments may lie in files under DIR too, not only under /dev/shm; may be given again",
+    )
     add("--max-wait-time", type=_seconds, default=60, help="seconds to wait for the pool (default %(default)s)")
     add("--version", action="version", version=f"{PROGRAM} version {__version__}")
     return parser

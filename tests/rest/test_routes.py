@@ -149,7 +149,7 @@ def test_modes(master, make_service, shared_memory):
     assert second["segment_ids"] != first["segment_ids"]
     assert capacity() == 32
     kept = {"error": "Mount failed, ret=-600; keeping previous decode segments", "mode": "decode"}
-    assert service("POST", "/api/reconfigure", {**decode, "path": "/no/such"}) == (500, JSON, kept)
+    assert service("POST", "/api/reconfigure", {**decode, "path": "/dev/shm/no-such"}) == (500, JSON, kept)
     assert capacity() == 32
     gone = {"error": "Mount failed, ret=-600; rolled back to prefill", "mode": "prefill"}
     assert service("POST", "/api/reconfigure", {**decode, "size": 1 << 40}) == (500, JSON, gone)
@@ -165,6 +165,31 @@ def test_modes(master, make_service, shared_memory):
     missing = wrong("Missing path or size for decode mode")
     assert service("POST", "/api/reconfigure", {"mode": "decode", "path": path}) == missing
     assert service("POST", "/api/reconfigure", {"mode": "decode", "size": 1}) == missing
+
+
+def test_only_files_that_may_be_overwritten(master, make_service, tmp_path):
+    allowed, other = tmp_path / "allowed", tmp_path / "other"
+    for directory in (allowed, other):
+        directory.mkdir()
+        (directory / "file").write_bytes(b"\1" * 16 * MIB)
+    (allowed / "link").symlink_to(other / "file")
+    service = make_service(master.address, "--segment-dir", str(allowed), global_segment_size=0)
+    decode = {"mode": "decode", "size": 16 * MIB}
+    for path in (
+        other / "file",
+        allowed / "link",
+        allowed / ".." / "other" / "file",
+        allowed,
+        "/etc/passwd",
+        "file",
+        "\0",
+    ):
+        status, kind, answer = service("POST", "/api/reconfigure", {**decode, "path": str(path)})
+        assert (status, kind) == (400, JSON)
+        assert f"is not a file in /dev/shm or {allowed}; the service's --segment-dir" in answer["error"]
+    assert service("POST", "/api/reconfigure", {**decode, "path": str(allowed / "file")})[0] == 200
+    assert service("PUT", "/api/put", {"key": "k", "value": "v"}) == OK
+    assert (other / "file").read_bytes() == b"\1" * 16 * MIB
 
 
 def test_local_disk(make_master, make_service, tmp_path):

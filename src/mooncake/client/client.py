@@ -47,7 +47,6 @@ class StoreClient:
         self._http: ClientHttpServer | None = None
         self.registered = RegisteredMemory()
         self.meter = Meter()
-        self.rpc.on_call = self.meter.called
         self._engine = engine
         self.attachments = Attachments(self.rpc, session.hello, self.config.force_tcp, self.config.transfer_limit)
         self.mounts = Mounts(session, self.attachments)
@@ -83,6 +82,8 @@ class StoreClient:
         from mooncake.client.http import ClientHttpServer
 
         self._http = ClientHttpServer(port, self.alive, lambda: self.meter.families(self))
+        self.meter.on = True
+        self.rpc.on_call = self.meter.called
 
     def close(self) -> None:
         """Leave the pool: our own segment is unmounted, its values disappear at once."""

@@ -19,7 +19,6 @@ from mooncake.transfer.pieces import Pieces, pieces_of
 from mooncake.transfer.steps import finish
 
 LEASE_MARGIN = 0.02  # of the lease, for the difference of two clocks' rates
-_NOT_FOUND = int(ErrorCode.OBJECT_NOT_FOUND)
 ON_DISK = 4  # farther away than any memory (see Attachments.distance)
 
 
@@ -66,10 +65,7 @@ class GetPipeline:
             except StoreError as error:
                 self._meter.not_read([int(error.code)] * len(keys))
                 raise
-            missing = [found for found in reply.found if isinstance(found, int)]
-            self._meter.looked_up(len(reply.found) - len(missing), missing.count(_NOT_FOUND))
-            if missing:
-                self._meter.not_read(missing)
+            self._meter.looked_up(reply.found)
             return Located(reply.found, reply.lease, sent + reply.lease_ms / 1e3 * (1 - LEASE_MARGIN), sent)
 
         return located
@@ -82,7 +78,7 @@ class GetPipeline:
     def finish_batch(self, located: Located) -> None:
         """As finish, after all of the batch has been read."""
         self.finish(located)
-        self._meter.batch_get_time.observe(now() - located.sent)
+        self._meter.got(self._meter.batch_get_time, now() - located.sent)
 
     def get_one(self, key: str, room: Callable[[int], int], trust: Callable[[int, int], bool]) -> int:
         """Copy one value to where `room`(size) says: an address, or a code <= 0 that ends the call.  The value's
@@ -97,7 +93,7 @@ class GetPipeline:
         code = self._read_one(located, found, room, trust)
         if code <= 0:
             self._meter.not_read((code,))
-        self._meter.get_time.observe(now() - located.sent)
+        self._meter.got(self._meter.get_time, now() - located.sent)
         return code
 
     def _read_one(

@@ -5,7 +5,7 @@ Names that the C++ client has are kept, with its meaning (times in microseconds)
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mooncake.errors import ErrorCode
@@ -14,48 +14,66 @@ from mooncake.rpc.segment_messages import Family
 
 if TYPE_CHECKING:
     from mooncake.client.client import StoreClient
+    from mooncake.rpc.messages import Found
 
 _KEPT = int(ErrorCode.OBJECT_ALREADY_EXISTS)
 _MISSING = int(ErrorCode.OBJECT_NOT_FOUND)
 
 
 class Meter:
-    """Thread-safe."""
+    """Thread-safe.  Nothing is counted until `on` is set: a small put or get would take a twentieth longer for it."""
 
     def __init__(self) -> None:
+        self.on = False
         self.put_time, self.batch_put_time = Histogram(), Histogram()
         self.get_time, self.batch_get_time = Histogram(), Histogram()
-        self.puts = Counter[str](stored=0, kept=0, failed=0)
-        self.gets = Counter[str](found=0, missing=0, failed=0)
+        self._stored = self._kept = self._not_stored = 0
+        self._found = self._missing = self._not_read = 0
         self.disk_bytes = 0
         self._errors = Counter[str]()
         self._calls: dict[str, Histogram] = {}
         self._lock = threading.Lock()
 
-    def put(self, codes: Iterable[int], time: Histogram, seconds: float) -> None:
+    def put(self, codes: Sequence[int], time: Histogram, seconds: float) -> None:
         """Values were to be stored; a code each."""
+        if not self.on:
+            return
         time.observe(seconds)
+        if not any(codes):
+            with self._lock:
+                self._stored += len(codes)
+            return
         tally = Counter(codes)
         with self._lock:
-            self.puts["stored"] += tally.pop(0, 0)
-            self.puts["kept"] += tally.pop(_KEPT, 0)
-            self.puts["failed"] += tally.total()
+            self._stored += tally.pop(0, 0)
+            self._kept += tally.pop(_KEPT, 0)
+            self._not_stored += tally.total()
             self._count_errors(tally)
 
-    def looked_up(self, found: int, missing: int) -> None:
-        """The master was asked for values to be read."""
-        with self._lock:
-            self.gets["found"] += found
-            self.gets["missing"] += missing
+    def got(self, time: Histogram, seconds: float) -> None:
+        """Values were read, or not; see looked_up and not_read."""
+        if self.on:
+            time.observe(seconds)
 
-    def not_read(self, codes: Iterable[int]) -> None:
-        """Reading ended with these codes; 0 and a missing value are none."""
+    def looked_up(self, answers: "Sequence[int | Found]") -> None:
+        """The master was asked for values to be read; a code or where it is, a value."""
+        if not self.on:
+            return
+        codes = [answer for answer in answers if isinstance(answer, int)]
+        with self._lock:
+            self._found += len(answers) - len(codes)
+            self._missing += codes.count(_MISSING)
+        self.not_read(codes)
+
+    def not_read(self, codes: Sequence[int]) -> None:
+        """Reading ended with these codes; 0 and a missing value are no failures."""
+        if not self.on or not any(codes):
+            return
         tally = Counter(codes)
         del tally[0], tally[_MISSING]
-        if tally:
-            with self._lock:
-                self.gets["failed"] += tally.total()
-                self._count_errors(tally)
+        with self._lock:
+            self._not_read += tally.total()
+            self._count_errors(tally)
 
     def called(self, name: str, seconds: float) -> None:
         """The master was asked, and has answered or not."""
@@ -79,6 +97,8 @@ class Meter:
         read_bytes = sum(read.values()) + self.disk_bytes
         with self._lock:
             errors, calls = dict(self._errors), dict(self._calls)
+            puts = {"stored": self._stored, "kept": self._kept, "failed": self._not_stored}
+            gets = {"found": self._found, "missing": self._missing, "failed": self._not_read}
         counts = {name: time.count for name, time in calls.items()}
         return [
             counter("mooncake_transfer_read_bytes", "Bytes read.", read_bytes),
@@ -87,8 +107,8 @@ class Meter:
             self.get_time.family("mooncake_transfer_get_latency", "Gets of one value (us)."),
             self.batch_put_time.family("mooncake_transfer_batch_put_latency", "Puts of batches (us)."),
             self.batch_get_time.family("mooncake_transfer_batch_get_latency", "Gets of batches (us)."),
-            by_label("mooncake_client_puts_total", "Values put, by what came of them.", "result", self.puts),
-            by_label("mooncake_client_gets_total", "Values asked for, by what came of it.", "result", self.gets),
+            by_label("mooncake_client_puts_total", "Values put, by what came of them.", "result", puts),
+            by_label("mooncake_client_gets_total", "Values asked for, by what came of it.", "result", gets),
             by_label("mooncake_client_errors_total", "Values that ended with an error.", "code", errors),
             by_label("mooncake_client_transferred_bytes_total", "Bytes moved, by transport.", "transport", moved),
             by_label("mooncake_client_read_bytes_total", "Bytes read from memory, by transport.", "transport", read),

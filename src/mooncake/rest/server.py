@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import socket
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
@@ -9,6 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from aiohttp import web
 
+from mooncake.config_text import shown
 from mooncake.rest.bodies import BadRequestError, Body
 from mooncake.rest.modes import Modes, UnmountError
 from mooncake.store import MooncakeDistributedStore
@@ -29,11 +31,15 @@ class FailedError(Exception):
 
 
 class RestServer:
-    """`protocol`: of segments, where a request names none.  `executor` runs the store's calls."""
+    """`protocol`: of segments, where a request names none.  `directories`: segments may lie in files under these, which
+    a mount overwrites.  `executor` runs the store's calls."""
 
-    def __init__(self, store: MooncakeDistributedStore, protocol: str, executor: Executor) -> None:
+    def __init__(
+        self, store: MooncakeDistributedStore, protocol: str, directories: list[str], executor: Executor
+    ) -> None:
         self._store = store
         self._protocol = protocol
+        self._directories = [os.path.realpath(directory) for directory in directories]
         self._executor = executor
         self._modes = Modes(store)
         application = web.Application(client_max_size=LARGEST_BODY, middlewares=[_as_json])
@@ -138,6 +144,7 @@ class RestServer:
         path = body.shared_memory()
         if path is None or body.get("size") is None:
             raise BadRequestError("Missing or invalid name or size")
+        path = self._permitted(path)
         mounted = await self._call(self._store.mount_segment, path, *self._where(body))
         if mounted["ret"]:
             raise FailedError(f"Mount failed, ret={mounted['ret']}")
@@ -167,6 +174,7 @@ class RestServer:
             path = body.text("path", "")
             if not path or body.get("size") is None:
                 raise BadRequestError("Missing path or size for decode mode")
+            path = self._permitted(path)
             change = await self._call(self._modes.decode, path, *self._where(body))
             if change.error:
                 return web.json_response({"error": change.error, "mode": change.mode}, status=500)
@@ -178,6 +186,16 @@ class RestServer:
                 raise FailedError(str(error)) from None
             return _success(mode=mode)
         raise BadRequestError("Invalid mode. Use 'decode' or 'prefill'")
+
+    def _permitted(self, path: str) -> str:
+        """Whoever reaches the port may have files overwritten: not any file."""
+        real = os.path.realpath(path) if "\0" not in path else ""
+        if not any(real.startswith(f"{directory}/") for directory in self._directories):
+            allowed = " or ".join(self._directories)
+            raise BadRequestError(
+                f"{shown(path)} is not a file in {allowed}; the service's --segment-dir allows another directory"
+            )
+        return real
 
     def _where(self, body: Body) -> tuple[int, int, str, str]:
         """Size, offset, protocol and location of a segment."""
