@@ -73,19 +73,22 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("way", ["own segment", "other segment", "tcp"])
-def test_what_was_put_comes_back(way, pace, master, make_gpu_worker, make_worker, monkeypatch):
+@pytest.mark.parametrize("way", ["own segment", "other segment", "tcp", "file"])
+def test_what_was_put_comes_back(way, pace, master, make_gpu_worker, make_worker, monkeypatch, tmp_path):
     monkeypatch.delenv("MC_FORCE_TCP", raising=False)
-    if way != "own segment":
+    if way in ("other segment", "tcp"):
         make_worker(segment=64 * MIB)
     if way == "tcp":
         monkeypatch.setenv("MC_FORCE_TCP", "1")
     worker = make_gpu_worker(master, segment=64 * MIB if way == "own segment" else 0)
     worker(ROUND_TRIPS)
+    if way == "file":
+        (tmp_path / "file").write_bytes(bytes(64 * MIB))
+        assert worker("result = store.mount_segment(path, 64 << 20)['ret']", path=str(tmp_path / "file")) == 0
     for seed, options in enumerate(KINDS.values()):
         assert worker("result = round_trip(seed, **options)", seed=seed, options=options) is True
     moved = worker("result = store.transfer_stats()")
-    assert moved[{"own segment": "local", "other segment": "shm", "tcp": "tcp"}[way]] > 0
+    assert moved[{"other segment": "shm", "tcp": "tcp"}.get(way, "local")] > 0
     assert sum(value > 0 for value in moved.values()) == 1
 
 

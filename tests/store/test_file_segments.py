@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mooncake.store import MooncakeDistributedStore
-from tests.processes import children, wait_until
+from tests.processes import children, stop, wait_until
 
 MIB = 1 << 20
 REFUSED = {"ret": -600, "segment_ids": []}
@@ -63,6 +63,8 @@ def test_values_lie_in_the_file(master, make_store, make_worker, file):
     assert store.unmount_segment(segments) == 0
     assert store.unmount_segment(segments) == -1
     wait_until(lambda: store.batch_is_exist(["k0", "m"]) == [0, 0], what="the end of what was there")
+    held = [os.readlink(fd) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()]
+    assert not [name for name in held if file in name or "mooncake-table" in name]
     content = Path(file).read_bytes()
     assert len(content) == 48 * MIB
     assert content[:MIB] == b"\1" * MIB
@@ -92,12 +94,15 @@ def test_no_two_segments_share_bytes(make_store, make_worker, file):
     store, other = make_store(segment=0), make_worker()
     segments = mount(store, file, 16 * MIB, 0)
     assert store.mount_segment(file, MIB, 16 * MIB - 1) == {"ret": -1, "segment_ids": []}
+    assert store.put("k", b"v") == 0
     more = mount(store, file, 16 * MIB, 16 * MIB)
     take = "result = store.mount_segment(file, 16 << 20, 0)['ret']"
     assert other(take, file=file) == -1
-    assert store.put("k", b"v") == 0
     other("store.get('k')")  # it has the descriptor now, and lets go of it by itself
+    stop(other.pid)  # perhaps in the middle of a copy
     assert store.unmount_segment([*segments, *more]) == 0
+    assert store.mount_segment(file, 16 * MIB) == {"ret": -1, "segment_ids": []}
+    other.signal(signal.SIGCONT)
     assert other(take, file=file) == 0
 
 
@@ -138,7 +143,7 @@ def test_grace_period(master, make_store, make_worker, tmp_path, kind):
     started = time.monotonic()
     assert unmount(segments, 2) == 0
     assert unmount(segments, 2) == -1
-    assert time.monotonic() - started < 1.5, "it does not wait"
+    assert time.monotonic() - started < 1.9, "it does not wait"
     assert store.put("new", b"v") == -200
     assert other("result = len(store.get('k'))") == MIB
     wait_until(lambda: store.get("k") == b"", what="its end")
@@ -155,7 +160,7 @@ def test_a_retired_segment_stays_so_under_a_new_master(master, make_store):
     master.process.wait()
     master.start()
     wait_until(lambda: store.get("k") == b"v", what="the value under the new master")
-    assert store.put("new", b"v") == -200
+    wait_until(lambda: store.put(f"new-{time.monotonic()}", b"v") == -200, what="the new master's knowledge of it")
     started = time.monotonic()
     store.close()
     assert time.monotonic() - started < 2, "close does not wait for grace periods"

@@ -15,6 +15,7 @@ from mooncake.rpc.segment_messages import Family
 
 logger = logging.getLogger("mooncake.client")
 
+_LOOK = 0.1  # seconds that `close` may take
 SILENCE = 5.0  # seconds after which a connection that asks nothing is closed
 
 
@@ -68,7 +69,9 @@ class ClientHttpServer:
             reason = getattr(error, "strerror", None) or error
             raise ConfigError(f"{flag}={port} cannot be listened on ({reason}); give a port that is free") from None
         self.port: int = self._server.server_address[1]
-        threading.Thread(target=self._server.serve_forever, name="mooncake-client-http", daemon=True).start()
+        threading.Thread(
+            target=self._server.serve_forever, args=(_LOOK,), name="mooncake-client-http", daemon=True
+        ).start()
 
     def close(self) -> None:
         """No request is answered any more; the port is free."""
