@@ -85,6 +85,17 @@ def environment_whole(name: str, default: int) -> int:
         raise ConfigError(f"environment variable {name} is {text!r}; expected a whole number") from None
 
 
+def environment_truth(name: str, default: bool) -> bool:
+    """Whether an environment variable is true; `default` if it is unset or empty."""
+    text = os.environ.get(name, "")
+    if not text:
+        return default
+    try:
+        return parse_bool(text)
+    except ValueError as error:
+        raise ConfigError(f"environment variable {name}: {error}") from None
+
+
 def shown(value: object) -> str:
     """A value as the user wrote it, cut short."""
     text = json.dumps(value, ensure_ascii=False, default=str)

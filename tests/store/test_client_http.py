@@ -201,3 +201,32 @@ def _is_healthy(port: int) -> bool:
         return ask(port, "/health")[0] == 200
     except OSError:
         return False
+
+
+def test_reports_in_the_log(master, monkeypatch, caplog):
+    monkeypatch.setenv("MC_STORE_CLIENT_METRIC_INTERVAL", "1")
+    store = MooncakeDistributedStore()
+    arguments = ("127.0.0.1", "P2PHANDSHAKE", 0, MIB, "tcp", "", master.address)
+    with caplog.at_level("INFO", "mooncake.client"):
+        assert store.setup(*arguments) == 0
+        assert store.get("none") == b""
+        wait_until(lambda: 'mooncake_client_gets_total (result="missing"): 1' in caplog.text, what="a report")
+        store.close()
+        caplog.clear()
+        monkeypatch.setenv("MC_STORE_CLIENT_METRIC", "off")
+        port = free_port()
+        assert store.setup(*arguments, enable_client_http_server=True, client_http_port=port) == 0
+        assert store.get("none") == b""
+        assert samples(port)["mooncake_client_gets_total{result=missing}"] == 0
+        store.close()
+        assert "Metrics Summary" not in caplog.text
+    for name, word in (
+        ("MC_STORE_CLIENT_METRIC", "true or false"),
+        ("MC_STORE_CLIENT_METRIC_INTERVAL", "whole number"),
+    ):
+        monkeypatch.setenv(name, "often")
+        caplog.clear()
+        assert store.setup(*arguments) == -1
+        assert name in caplog.text
+        assert word in caplog.text
+        monkeypatch.delenv(name)

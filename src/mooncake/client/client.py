@@ -21,6 +21,8 @@ from mooncake.transfer.shm import ShmTransport
 
 if TYPE_CHECKING:
     from mooncake.client.http import ClientHttpServer
+    from mooncake.client.reports import Reports
+    from mooncake.rpc.segment_messages import Family
 
 logger = logging.getLogger("mooncake.client")
 
@@ -45,6 +47,7 @@ class StoreClient:
         self.pid = os.getpid()
         self._session = session
         self._http: ClientHttpServer | None = None
+        self._reports: Reports | None = None
         self.registered = RegisteredMemory()
         self.meter = Meter()
         self._engine = engine
@@ -59,6 +62,8 @@ class StoreClient:
         if session.server is not None:
             serving, memory = session.server.wait()
             self.attachments.add_own(serving.info, ShmTransport(memory, serving.writer, None))
+        if self.config.counts and self.config.report_interval > 0:
+            self._report(self.config.report_interval)
 
     def alive(self) -> bool:
         """Whether the master answers now."""
@@ -81,14 +86,30 @@ class StoreClient:
         """Answer health and metrics requests on `port`.  Raises ConfigError."""
         from mooncake.client.http import ClientHttpServer
 
-        self._http = ClientHttpServer(port, self.alive, lambda: self.meter.families(self))
-        self.meter.on = True
-        self.rpc.on_call = self.meter.called
+        self._http = ClientHttpServer(port, self.alive, self._families)
+        self._count()
+
+    def _report(self, interval: int) -> None:
+        from mooncake.client.reports import Reports
+
+        self._count()
+        self._reports = Reports(interval, self._families)
+        self._reports.start()
+
+    def _count(self) -> None:
+        if self.config.counts:
+            self.meter.on = True
+            self.rpc.on_call = self.meter.called
+
+    def _families(self) -> "list[Family]":
+        return self.meter.families(self)
 
     def close(self) -> None:
         """Leave the pool: our own segment is unmounted, its values disappear at once."""
         if self._http is not None:
             self._http.close()
+        if self._reports is not None:
+            self._reports.close()
         self.mounts.close()
         if self._session.server is not None:
             self._session.server.close()

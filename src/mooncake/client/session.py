@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from mooncake.client.child import PrivateServer
-from mooncake.config_text import environment_whole
+from mooncake.config_text import environment_truth, environment_whole
 from mooncake.errors import ConfigError
 from mooncake.rpc.client import Client, parse_address
 from mooncake.rpc.disk_messages import DiskSettings
@@ -56,6 +56,10 @@ class ClientConfig:
     max_data_port: int = field(default_factory=lambda: environment_whole("MC_MAX_RPC_PORT", 17000))
     bind_address: str = field(default_factory=lambda: os.environ.get("MC_TCP_BIND_ADDRESS", ""))
     socket_dir: str = field(default_factory=lambda: os.environ.get("MC_SHM_SOCKET_DIR", ""))
+    counts: bool = field(default_factory=lambda: environment_truth("MC_STORE_CLIENT_METRIC", True))  # metrics
+    report_interval: int = field(  # seconds between two reports of them in the log, 0: none
+        default_factory=lambda: environment_whole("MC_STORE_CLIENT_METRIC_INTERVAL", 0)
+    )
     disk: DiskSettings | None = None  # the SSD tier of our segment server
     shares_engine: bool = False  # a transfer engine of ours has the same name
     is_dummy: bool = False  # set up against a `mooncake_client`
