@@ -5,6 +5,7 @@ locked for as long as any process of the pool has the file open for it, so that 
 writer of a former one writes into a new one.
 """
 
+import ctypes
 import errno
 import fcntl
 import os
@@ -19,6 +20,11 @@ from mooncake.transfer.stream import receive, send
 
 LOCK_PATIENCE = 1.0  # seconds: a former segment's clients may take a moment to let go
 _STEP = 1 << 20
+_KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+
 _FLOCK = struct.Struct("hhqqi4x")
 
 
@@ -37,6 +43,7 @@ class FileMemory(SegmentMemory):
         fd = open_file(path, base, size)
         try:
             _lock(fd, path, base, size)
+            _try(fd, path, base)
             table_fd = new_table(segment, size)
         except BaseException:
             os.close(fd)
@@ -75,8 +82,11 @@ class FileMemory(SegmentMemory):
     def reserve(self, offset: int) -> int:
         """Have the file's next blocks allocated; the offset after them.  Raises OSError."""
         length = self._next_step(offset)
-        if self.is_whole:
-            os.posix_fallocate(self.data_fd, self.base + offset, length)
+        # Not posix_fallocate: where a file system cannot do it that writes zeros, beside those who write values.
+        if _libc.fallocate(self.data_fd, _KEEP_SIZE, self.base + offset, length):
+            reason = ctypes.get_errno()
+            if reason not in (errno.EOPNOTSUPP, errno.ENOSYS):
+                raise OSError(reason, os.strerror(reason))
         return offset + length
 
 
@@ -102,15 +112,18 @@ def open_file(path: str, base: int, size: int) -> int:
             raise ConfigError(
                 f"{what}: the file has {length} bytes; make it larger (truncate -s {base + size} {path}), or name less"
             )
-        byte = os.pread(fd, 1, base)
-        os.pwrite(fd, byte, base)  # huge pages, for one, cannot be written so
-    except OSError as error:
-        os.close(fd)
-        raise ConfigError(f"{what}: it cannot be read and written by system calls ({error.strerror})") from None
     except BaseException:
         os.close(fd)
         raise
     return fd
+
+
+def _try(fd: int, path: str, base: int) -> None:
+    """Files of huge pages, for one, cannot be written by system calls.  (Only now that nobody else writes there.)"""
+    try:
+        os.pwrite(fd, os.pread(fd, 1, base), base)
+    except OSError as error:
+        raise ConfigError(f"{path!r} cannot be read and written by system calls ({error.strerror})") from None
 
 
 def _lock(fd: int, path: str, base: int, size: int) -> None:
