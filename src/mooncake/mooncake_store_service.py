@@ -20,6 +20,7 @@ from mooncake.errors import ConfigError
 from mooncake.installed_once import refuse_if_cpp_installed
 from mooncake.mooncake_config import MooncakeConfig
 from mooncake.rpc.descriptors import allow_many
+from mooncake.security.secret import read_secret, warn_if_exposed
 from mooncake.version import __version__
 
 logger = logging.getLogger("mooncake.rest")
@@ -109,6 +110,7 @@ def main(arguments: list[str] | None = None) -> int:
         logging.basicConfig(level=logging.INFO, format="%(levelname).1s %(asctime)s %(name)s: %(message)s")
         allow_many()
         config = _configuration(options.config, options.define)
+        warn_if_exposed(logger, "this REST service", options.host, read_secret())
         service = MooncakeStoreService(config, [SHARED_MEMORY, *options.segment_dir])
         asyncio.run(_run(service, bind(options.host, options.port), options.max_wait_time))
     except (ConfigError, ImportError) as error:

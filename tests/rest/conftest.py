@@ -31,22 +31,22 @@ class RestService:
             stderr=subprocess.DEVNULL,
         )
 
-    def __call__(self, method: str, path: str, body=None, raw: bytes | None = None):
+    def __call__(self, method: str, path: str, body=None, raw: bytes | None = None, headers=None):
         """(status, content type, body: parsed if it is JSON)."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         try:
             data = raw if raw is not None else None if body is None else json.dumps(body).encode()
-            connection.request(method, path, data)
+            connection.request(method, path, data, headers or {})
             answer = connection.getresponse()
             content, kind = answer.read(), answer.headers.get_content_type()
             return answer.status, kind, json.loads(content) if kind == "application/json" else content
         finally:
             connection.close()
 
-    def answers(self) -> bool:
+    def answers(self, status: int = 200) -> bool:
         assert self.process.poll() is None, "the service ended at once"
         try:
-            return self("GET", "/api/exist/x")[0] == 200
+            return self("GET", "/api/exist/x")[0] == status
         except OSError:
             return False
 
@@ -61,7 +61,7 @@ class RestService:
 
 @pytest.fixture
 def make_service(cleanup, tmp_path):
-    def make(master_address: str, *flags: str, wait: bool = True, **settings) -> RestService:
+    def make(master_address: str, *flags: str, wait: bool = True, token: str = "", **settings) -> RestService:
         file = tmp_path / f"mooncake-{free_port()}.json"
         content = {
             "local_hostname": "127.0.0.1",
@@ -72,7 +72,7 @@ def make_service(cleanup, tmp_path):
             **settings,
         }
         file.write_text(json.dumps(content))
-        service = RestService(["--config", str(file), *flags])
+        service = RestService(["--config", str(file), *flags], MOONCAKE_AUTH_TOKEN=token)
         cleanup.callback(service.process.wait)
         cleanup.callback(service.process.kill)
         if wait:

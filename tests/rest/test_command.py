@@ -90,6 +90,17 @@ def _handles(pid: int, number: int) -> bool:
     return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
 
 
+def test_a_secret(monkeypatch, make_master, make_service):
+    monkeypatch.setenv("MOONCAKE_AUTH_TOKEN", "a-secret-of-the-cluster")
+    service = make_service(make_master().address, wait=False, global_segment_size=0, token="a-secret-of-the-cluster")
+    missing = "this needs the header Authorization: Bearer, with the secret that MOONCAKE_AUTH_TOKEN sets here"
+    wait_until(lambda: service.answers(401), 20, "the service")
+    assert service("GET", "/api/exist/k") == (401, "application/json", {"error": missing})
+    assert service("GET", "/nothing", headers={"Authorization": "Bearer another"})[0] == 401
+    bearer = {"Authorization": "Bearer a-secret-of-the-cluster"}
+    assert service("GET", "/api/exist/k", headers=bearer) == (200, "application/json", {"exists": False})
+
+
 def test_its_segment_ends_with_a_service_that_is_killed(master, service):
     service.process.kill()
     service.process.wait()

@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 from urllib.error import HTTPError
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -230,3 +230,18 @@ def test_reports_in_the_log(master, monkeypatch, caplog):
         assert name in caplog.text
         assert word in caplog.text
         monkeypatch.delenv(name)
+
+
+def test_a_secret(monkeypatch, make_master, cleanup):
+    monkeypatch.setenv("MOONCAKE_AUTH_TOKEN", "a-secret-of-the-cluster")
+    store, port = MooncakeDistributedStore(), free_port()
+    arguments = ("127.0.0.1", "P2PHANDSHAKE", 0, MIB, "tcp", "", make_master().address)
+    assert store.setup(*arguments, enable_client_http_server=True, client_http_port=port) == 0
+    cleanup.callback(store.close)
+    assert ask(port, "/health") == (200, "application/json", '{"status": "healthy", "code": 0}')
+    missing = "this needs the header Authorization: Bearer, with the secret that MOONCAKE_AUTH_TOKEN sets here"
+    for path in ("/metrics", "/metrics/summary", "/nothing"):
+        assert ask(port, path) == (401, "application/json", json.dumps({"error": missing}))
+    bearer = {"Authorization": "Bearer a-secret-of-the-cluster"}
+    with urlopen(Request(f"http://127.0.0.1:{port}/metrics", headers=bearer), timeout=5) as answer:
+        assert "mooncake_client_master_reachable 1\n" in answer.read().decode()

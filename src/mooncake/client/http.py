@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from mooncake.errors import ConfigError
 from mooncake.rpc.figures import exposition, summary
 from mooncake.rpc.segment_messages import Family
+from mooncake.security.secret import BEARER_MISSING, read_secret
 
 logger = logging.getLogger("mooncake.client")
 
@@ -27,6 +28,8 @@ class ClientHttpServer:
     ) -> None:
         """Raises ConfigError if the port cannot be had."""
 
+        secret = read_secret()
+
         class Handler(BaseHTTPRequestHandler):
             timeout = SILENCE
 
@@ -40,10 +43,13 @@ class ClientHttpServer:
                     self._answer(500, "application/json", json.dumps({"error": f"{type(error).__name__}: {error}"}))
 
             def _get(self, path: str) -> None:
+                told = self.headers.get("Authorization") or ""
                 if path == "/health":
                     healthy = alive()
                     text = json.dumps({"status": "healthy" if healthy else "unhealthy", "code": 0 if healthy else 2})
                     self._answer(200 if healthy else 503, "application/json", text)
+                elif secret is not None and not secret.is_told_by(told):
+                    self._answer(401, "application/json", json.dumps({"error": BEARER_MISSING}))
                 elif path == "/metrics":
                     self._answer(200, "text/plain; version=0.0.4; charset=utf-8", exposition(families()))
                 elif path == "/metrics/summary":
@@ -55,6 +61,8 @@ class ClientHttpServer:
             def _answer(self, status: int, kind: str, text: str) -> None:
                 body = text.encode()
                 self.send_response(status)
+                if status == 401:
+                    self.send_header("WWW-Authenticate", "Bearer")
                 self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()

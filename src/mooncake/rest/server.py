@@ -9,10 +9,12 @@ from concurrent.futures import Executor
 from typing import Any, ParamSpec, TypeVar
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from mooncake.config_text import shown
 from mooncake.rest.bodies import BadRequestError, Body
 from mooncake.rest.modes import Modes, UnmountError
+from mooncake.security.secret import BEARER_MISSING, Secret, read_secret
 from mooncake.store import MooncakeDistributedStore
 
 logger = logging.getLogger("mooncake.rest")
@@ -42,7 +44,8 @@ class RestServer:
         self._directories = [os.path.realpath(directory) for directory in directories]
         self._executor = executor
         self._modes = Modes(store)
-        application = web.Application(client_max_size=LARGEST_BODY, middlewares=[_as_json])
+        middlewares = [_as_json, *_asking_for(read_secret())]
+        application = web.Application(client_max_size=LARGEST_BODY, middlewares=middlewares)
         application.add_routes(
             [
                 web.put("/api/put", self._put),
@@ -209,6 +212,18 @@ class RestServer:
 
 def _success(**more: Any) -> web.Response:
     return web.json_response({"status": "success", **more})
+
+
+def _asking_for(secret: Secret | None) -> list[Middleware]:
+    """401 for whoever does not tell the cluster's secret, if there is one."""
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if secret is not None and not secret.is_told_by(request.headers.get("Authorization", "")):
+            return web.json_response({"error": BEARER_MISSING}, status=401, headers={"WWW-Authenticate": "Bearer"})
+        return await handler(request)
+
+    return [] if secret is None else [check]
 
 
 @web.middleware

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from mooncake.security.secret import TOKEN, Secret
+from mooncake.security.secret import BEARER_MISSING, Secret
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -18,9 +18,8 @@ def require_bearer(secret: Secret | None, *, open_paths: frozenset[str] = frozen
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.path not in open_paths and not secret.is_told_by(request.headers.get("Authorization", "")):
-            text = f"this needs the header Authorization: Bearer, with the secret that {TOKEN} sets here"
             return web.json_response(
-                {"success": False, "error_code": -601, "error_message": text},
+                {"success": False, "error_code": -601, "error_message": BEARER_MISSING},
                 status=401,
                 headers={"WWW-Authenticate": "Bearer"},
             )

@@ -15,6 +15,7 @@ from mooncake.errors import ConfigError
 TOKEN = "MOONCAKE_AUTH_TOKEN"  # noqa: S105 (the variable, not what it holds)
 TOKEN_FILE = "MOONCAKE_AUTH_TOKEN_FILE"  # noqa: S105
 SHORTEST = 16  # characters
+BEARER_MISSING = f"this needs the header Authorization: Bearer, with the secret that {TOKEN} sets here"
 NONCE_SIZE = 32  # bytes
 
 CLIENT, SERVER = b"client", b"server"
