@@ -6,10 +6,11 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from tests.processes import free_port, wait_until
+from tests.processes import Master, free_port, wait_until
 
 COMMAND = [sys.executable, "-m", "mooncake.mooncake_store_service"]
 
@@ -50,6 +51,10 @@ class RestService:
         except OSError:
             return False
 
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Its exit status."""
         self.process.send_signal(number)
@@ -59,22 +64,26 @@ class RestService:
             self.process.kill()
 
 
+def start_service(directory: Path, master_address: str, *flags: str, token: str = "", **settings) -> RestService:
+    """With a configuration file in `directory`; it may not answer yet."""
+    file = directory / f"mooncake-{free_port()}.json"
+    content = {
+        "local_hostname": "127.0.0.1",
+        "metadata_server": "P2PHANDSHAKE",
+        "master_server_address": master_address,
+        "global_segment_size": "64MB",
+        "local_buffer_size": "64MB",
+        **settings,
+    }
+    file.write_text(json.dumps(content))
+    return RestService(["--config", str(file), *flags], MOONCAKE_AUTH_TOKEN=token)
+
+
 @pytest.fixture
 def make_service(cleanup, tmp_path):
-    def make(master_address: str, *flags: str, wait: bool = True, token: str = "", **settings) -> RestService:
-        file = tmp_path / f"mooncake-{free_port()}.json"
-        content = {
-            "local_hostname": "127.0.0.1",
-            "metadata_server": "P2PHANDSHAKE",
-            "master_server_address": master_address,
-            "global_segment_size": "64MB",
-            "local_buffer_size": "64MB",
-            **settings,
-        }
-        file.write_text(json.dumps(content))
-        service = RestService(["--config", str(file), *flags], MOONCAKE_AUTH_TOKEN=token)
-        cleanup.callback(service.process.wait)
-        cleanup.callback(service.process.kill)
+    def make(master_address: str, *flags: str, wait: bool = True, **settings) -> RestService:
+        service = start_service(tmp_path, master_address, *flags, **settings)
+        cleanup.callback(service.end)
         if wait:
             wait_until(service.answers, 20, "the service")
         return service
@@ -85,6 +94,33 @@ def make_service(cleanup, tmp_path):
 @pytest.fixture
 def service(master, make_service):
     return make_service(master.address)
+
+
+class Pool:
+    """A master, a service that contributes 64 MiB to it, and of another pool a master and a service that contribute
+    nothing."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.master, self.bare_master = Master(), Master()
+        self.service = start_service(directory, self.master.address)
+        flags = "--segment-dir", str(directory)
+        self.bare_service = start_service(directory, self.bare_master.address, *flags, global_segment_size=0)
+
+    def close(self) -> None:
+        for part in (self.service.end, self.bare_service.end, self.master.stop, self.bare_master.stop):
+            part()
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory):
+    """Of all tests of a module, which use keys of their own and leave no segments."""
+    made = Pool(tmp_path_factory.mktemp("rest"))
+    try:
+        wait_until(lambda: made.service.answers() and made.bare_service.answers(), 20, "the services")
+        yield made
+    finally:
+        made.close()
 
 
 @pytest.fixture

@@ -70,6 +70,7 @@ def test_without_a_master():
     assert ended.stderr.count("setup failed: the master at") == 2, "it tried again"
 
 
+@pytest.mark.slow
 def test_the_master_may_come_later(make_master, make_service):
     """Until then the port refuses connections, and a signal ends the service at once."""
     master = make_master()
@@ -101,6 +102,7 @@ def test_a_secret(monkeypatch, make_master, make_service):
     assert service("GET", "/api/exist/k", headers=bearer) == (200, "application/json", {"exists": False})
 
 
+@pytest.mark.slow
 def test_its_segment_ends_with_a_service_that_is_killed(master, service):
     service.process.kill()
     service.process.wait()

@@ -3,8 +3,6 @@
 import os
 import signal
 
-import pytest
-
 from tests.processes import wait_until
 
 MIB = 1 << 20
@@ -17,11 +15,12 @@ def wrong(text: str, status: int = 400):
     return (status, JSON, {"error": text})
 
 
-def test_values(master, service, make_store):
+def test_values(pool, make_store):
+    service = pool.service
     assert service("PUT", "/api/put", {"key": "k", "value": "vä€😀"}) == OK
     stored = "vä€😀".encode()
     assert service("GET", "/api/get/k") == (200, "application/octet-stream", stored)
-    assert make_store(segment=0).get("k") == stored, "as any client sees it"
+    assert make_store(segment=0, at=pool.master).get("k") == stored, "as any client sees it"
     assert service("GET", "/api/exist/k") == (200, JSON, {"exists": True})
     assert service("PUT", "/api/put", {"key": "k", "value": "other"}) == OK
     assert service("GET", "/api/get/k")[2] == stored, "what is there is kept"
@@ -46,13 +45,14 @@ def test_removal(make_master, make_service):
     assert service("DELETE", "/api/remove_all") == (200, JSON, {"status": "success removed 0 keys"})
 
 
-def test_what_puts_refuse(service):
+def test_what_puts_refuse(pool):
+    service = pool.service
     missing = wrong("Missing key or value")
     for body in ({}, {"key": "k"}, {"value": "v"}, {"key": "", "value": "v"}, {"key": "k", "value": None}):
         assert service("PUT", "/api/put", body) == missing
     failed = wrong("PUT operation failed", 500)
-    assert service("PUT", "/api/put", {"key": "k", "value": ""}) == failed
-    assert service("PUT", "/api/put", {"key": "k", "value": "v" * (65 * MIB)}) == failed, "more than the buffer"
+    assert service("PUT", "/api/put", {"key": "refused", "value": ""}) == failed
+    assert service("PUT", "/api/put", {"key": "refused", "value": "v" * (65 * MIB)}) == failed, "more than the buffer"
     assert service("PUT", "/api/put", {"key": "k", "value": 5}) == wrong("value is 5; expected text")
     assert service("PUT", "/api/put", {"key": ["k"], "value": "v"}) == wrong('key is ["k"]; expected text')
     surrogates = wrong("value has halves of surrogate pairs, which UTF-8 cannot hold")
@@ -63,17 +63,18 @@ def test_what_puts_refuse(service):
         assert (status, kind) == (400, JSON)
         assert answer["error"].startswith("The body must be JSON: ")
     assert service("PUT", "/api/put", raw=bytes(101 * MIB)) == wrong("the body is larger than 100 MB")
-    assert service("GET", "/api/exist/k") == (200, JSON, {"exists": False})
+    assert service("GET", "/api/exist/refused") == (200, JSON, {"exists": False})
 
 
-def test_other_paths_and_methods(service):
+def test_other_paths_and_methods(pool):
+    service = pool.service
     assert service("GET", "/api/nothing") == wrong("Not Found", 404)
     assert service("POST", "/api/put", {"key": "k", "value": "v"}) == wrong("Method Not Allowed", 405)
     assert service("GET", "/api/get/") == wrong("Not Found", 404)
 
 
-def test_memory_that_comes_and_goes(master, make_service):
-    service = make_service(master.address, global_segment_size=0)
+def test_memory_that_comes_and_goes(pool):
+    service = pool.bare_service
     assert service("PUT", "/api/put", {"key": "k", "value": "v"}) == wrong("PUT operation failed", 500), "no memory"
     status, _, mounted = service("POST", "/api/mount", {"size": 17 * MIB, "protocol": "tcp", "location": "cpu:0"})
     assert (status, mounted["status"], mounted["allocated_size"]) == (200, "success", 32 * MIB)
@@ -94,8 +95,8 @@ def test_memory_that_comes_and_goes(master, make_service):
     assert (status, "grace_period_seconds is -1" in answer["error"]) == (400, True)
 
 
-def test_shared_memory(master, make_service, shared_memory):
-    service = make_service(master.address, global_segment_size=0)
+def test_shared_memory(pool, shared_memory):
+    service, master = pool.bare_service, pool.bare_master
     body = {"name": shared_memory, "size": 32 * MIB, "offset": 4096, "protocol": "tcp", "location": ""}
     status, _, mounted = service("POST", "/api/mount_shm", body)
     assert (status, mounted) == (200, {"status": "success", "segment_ids": mounted["segment_ids"]})
@@ -121,8 +122,8 @@ def test_shared_memory(master, make_service, shared_memory):
     assert (status, answer["error"]) == (400, 'size is "1"; expected a whole number')
 
 
-def test_values_stay_readable_through_a_grace_period(master, make_service, shared_memory):
-    service = make_service(master.address, global_segment_size=0)
+def test_values_stay_readable_through_a_grace_period(pool, shared_memory):
+    service, master = pool.bare_service, pool.bare_master
     mounted = service("POST", "/api/mount_shm", {"name": shared_memory, "size": 16 * MIB})[2]
     assert service("PUT", "/api/put", {"key": "k", "value": "v"}) == OK
     leaving = {"segment_ids": mounted["segment_ids"], "grace_period_seconds": 2}
@@ -133,8 +134,8 @@ def test_values_stay_readable_through_a_grace_period(master, make_service, share
     assert not master.get("/get_all_segments").split()
 
 
-def test_modes(master, make_service, shared_memory):
-    service = make_service(master.address, global_segment_size=0)
+def test_modes(pool, shared_memory):
+    service, master = pool.bare_service, pool.bare_master
     path = f"/dev/shm/{shared_memory}"
 
     def capacity() -> float:
@@ -167,29 +168,21 @@ def test_modes(master, make_service, shared_memory):
     assert service("POST", "/api/reconfigure", {"mode": "decode", "size": 1}) == missing
 
 
-def test_only_files_that_may_be_overwritten(master, make_service, tmp_path):
-    allowed, other = tmp_path / "allowed", tmp_path / "other"
+def test_only_files_that_may_be_overwritten(pool, tmp_path):
+    service, allowed, other = pool.bare_service, pool.directory, tmp_path
     for directory in (allowed, other):
-        directory.mkdir()
         (directory / "file").write_bytes(b"\1" * 16 * MIB)
     (allowed / "link").symlink_to(other / "file")
-    service = make_service(master.address, "--segment-dir", str(allowed), global_segment_size=0)
     decode = {"mode": "decode", "size": 16 * MIB}
-    for path in (
-        other / "file",
-        allowed / "link",
-        allowed / ".." / "other" / "file",
-        allowed,
-        "/etc/passwd",
-        "file",
-        "\0",
-    ):
+    around = f"{allowed}/{os.path.relpath(other, allowed)}/file"
+    for path in (other / "file", allowed / "link", around, allowed, "/etc/passwd", "file", "\0"):
         status, kind, answer = service("POST", "/api/reconfigure", {**decode, "path": str(path)})
         assert (status, kind) == (400, JSON)
         assert f"is not a file in /dev/shm or {allowed}; the service's --segment-dir" in answer["error"]
     assert service("POST", "/api/reconfigure", {**decode, "path": str(allowed / "file")})[0] == 200
     assert service("PUT", "/api/put", {"key": "k", "value": "v"}) == OK
     assert (other / "file").read_bytes() == b"\1" * 16 * MIB
+    assert service("POST", "/api/reconfigure", {"mode": "prefill"})[0] == 200
 
 
 def test_local_disk(make_master, make_service, tmp_path):
@@ -215,9 +208,8 @@ def test_a_master_that_is_gone(master, service):
     assert service("PUT", "/api/put", {"key": "l", "value": "v"}) == wrong("PUT operation failed", 500)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_end(master, service, number):
+def test_the_end(master, service):
     assert len(master.get("/get_all_segments").split()) == 1
-    assert service.stop(number) == 0
+    assert service.stop(signal.SIGINT) == 0
     assert not master.get("/get_all_segments").split()
     assert not os.path.exists(f"/proc/{service.process.pid}")

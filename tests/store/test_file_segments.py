@@ -129,20 +129,13 @@ def test_it_ends_with_its_process(master, make_worker, file):
     wait_until(lambda: not os.path.exists(f"/proc/{server}"), what="the end of its server")
 
 
-@pytest.mark.parametrize("kind", ["file", "memory"])
-def test_grace_period(master, make_store, make_worker, tmp_path, kind):
+def test_grace_period(master, make_store, make_worker, file):
     store, other = make_store(segment=0), make_worker(env={"MC_FORCE_TCP": "1"})
-    if kind == "file":
-        path = tmp_path / "file"
-        path.write_bytes(bytes(16 * MIB))
-        segments, unmount = mount(store, str(path), 16 * MIB, 0), store.unmount_segment
-    else:
-        segments = store.allocate_and_mount_segment(16 * MIB)["segment_ids"]
-        unmount = store.unmount_and_free_segment
+    segments = mount(store, file, 16 * MIB, 0)
     assert store.put("k", b"v" * MIB) == 0
     started = time.monotonic()
-    assert unmount(segments, 2) == 0
-    assert unmount(segments, 2) == -1
+    assert store.unmount_segment(segments, 2) == 0
+    assert store.unmount_segment(segments, 2) == -1
     assert time.monotonic() - started < 1.9, "it does not wait"
     assert store.put("new", b"v") == -200
     assert other("result = len(store.get('k'))") == MIB
