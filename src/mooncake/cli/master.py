@@ -139,6 +139,8 @@ async def _imported(module: str) -> ModuleType:
 def _master_config(settings: Settings) -> MasterConfig:
     values = settings.values
     interface = str(values["rpc_interface"])
+    endpoint, backend_id = str(values["kv_events_bind_endpoint"]), str(values["kv_events_backend_id"])
+    publishes = bool(values["enable_kv_events"]) and bool(endpoint) and bool(backend_id)
     return MasterConfig(
         rpc_address=_interface_address(interface) if interface else str(values["rpc_address"]),
         rpc_port=settings.rpc_port,
@@ -169,6 +171,11 @@ def _master_config(settings: Settings) -> MasterConfig:
         promotion_admission_threshold=int(values["promotion_admission_threshold"]),
         promotion_queue_limit=int(values["promotion_queue_limit"]),
         promotion_max_per_heartbeat=int(values["promotion_max_per_heartbeat"]),
+        kv_events_endpoint=endpoint if publishes else "",
+        kv_events_backend_id=backend_id,
+        kv_events_queue_capacity=int(values["kv_events_queue_capacity"]),
+        kv_events_legacy=bool(values["kv_events_emit_legacy_compat"]),
+        kv_events_with_keys=bool(values["kv_events_emit_object_key"]),
     )
 
 

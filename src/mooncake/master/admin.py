@@ -113,13 +113,14 @@ class AdminServer:
         return _json({"present": False, "leader_address": None, "view_version": None})
 
     async def _get_kv_events_status(self, _: web.Request) -> web.Response:
+        counters = self._service.counters
         return _json(
             {
-                "enabled": False,
-                "published_batches": 0,
-                "published_events": 0,
-                "dropped_events": 0,
-                "skipped_unparsed_keys": 0,
+                "enabled": self._service.publishes_events,
+                "published_batches": counters["mooncake_kv_events_batches_total"],
+                "published_events": counters["mooncake_kv_events_published_total"],
+                "dropped_events": counters["mooncake_kv_events_dropped_total"],
+                "skipped_unparsed_keys": counters["mooncake_kv_events_unparsed_keys_total"],
             }
         )
 

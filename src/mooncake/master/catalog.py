@@ -15,6 +15,7 @@ from mooncake.master.counters import Counters
 from mooncake.master.disks import Disks
 from mooncake.master.eviction import EvictionPolicy, Fresh, Lru
 from mooncake.master.keymap import KeyMap
+from mooncake.master.kv_events import KvEvents
 from mooncake.master.leases import ProbeLeases, ReadLease, ReadLeases
 from mooncake.master.objects import (
     FRESH,
@@ -64,6 +65,7 @@ class Catalog:
         self.only_on_disk = 0
         self.disks = Disks(config, counters, pool, self, tombstones)
         self.newest_seq: Callable[[], int] = int  # of the directory
+        self.events: KvEvents | None = None
         self._idle = policy()
         self._fresh = Fresh(policy(), ttl)
         self._soft = policy()  # soft-pinned units: a second pass, if at all
@@ -97,6 +99,12 @@ class Catalog:
         elif self._may_go(unit, now):
             self._take_out(unit)
             self._fresh.add(unit, now)
+        self.changed(obj)
+
+    def changed(self, obj: Object) -> None:
+        """`obj`, which is there, may have come to a medium or left one: subscribers are told."""
+        if self.events is not None:
+            self.events.changed(obj)
 
     def _join(self, obj: Object, name: str) -> None:
         group = self.group(name)
@@ -137,6 +145,8 @@ class Catalog:
                 self.forget(one, now)
 
     def _drop(self, obj: Object, now: float) -> None:
+        if self.events is not None:
+            self.events.gone(obj)
         self.objects.pop(obj.key)
         if not in_memory(obj):
             self.only_on_disk -= 1
@@ -192,6 +202,7 @@ class Catalog:
         lay(obj, (*replicas(obj), *more))
         obj.flags &= ~UNWRITABLE  # another server may have a disk that takes it
         self.settle(obj.unit(), now)
+        self.changed(obj)
 
     def clear(self, keys: list[str], segment: str, client: str, now: float) -> list[str]:
         """Drop the replicas in `segment` ("": all) of what `client` wrote and nobody has leased; of which keys."""
@@ -252,6 +263,7 @@ class Catalog:
         if obj.disk is not None and obj.disk.segment is segment:
             self.disks.detach(obj)
         if self.lose_replicas(obj, lambda _, replica: any(part.segment is segment for part in replica), now):
+            self.changed(obj)
             return
         if on_disk(obj):
             self._leave_memory(obj, now)
@@ -437,6 +449,7 @@ class Catalog:
         self.only_on_disk += 1
         if obj.group is None:
             self._take_out(obj)
+        self.changed(obj)
 
     def evict_now(self, unit: Unit, now: float) -> None:
         """`unit` was to leave memory when it is on disk; if nothing keeps it there, it goes."""

@@ -47,6 +47,15 @@ class MasterConfig(msgspec.Struct, frozen=True, kw_only=True):
     promotion_queue_limit: int = 50_000
     promotion_max_per_heartbeat: int = 1
     """Promotions that one server is given at a time."""
+    kv_events_endpoint: str = ""
+    """Where KV events are published; "": nowhere, and none are made."""
+    kv_events_backend_id: str = ""
+    kv_events_queue_capacity: int = 65_536
+    """Events that may wait to be published."""
+    kv_events_legacy: bool = True
+    """Events have the fields `type` and `block_hashes`."""
+    kv_events_with_keys: bool = True
+    """Events have the field `object_key`."""
     put_wait_s: float = 0.7
     """How long a put may wait for room (a client gives up on an answer after 1 s)."""
     client_gone_s: float = 1.0

@@ -28,6 +28,8 @@ _EVENTS = (
     "master_promotion_rejected_watermark_total", "master_promotion_candidate_admitted_total",
     "master_promotion_candidate_dropped_limit_total", "master_promotion_candidate_expired_unevaluated_total",
     "master_promotion_candidate_recorded_total",
+    "mooncake_kv_events_batches_total", "mooncake_kv_events_dropped_total", "mooncake_kv_events_published_total",
+    "mooncake_kv_events_unparsed_keys_total",
     "mem_cache_hit_nums_", "mem_cache_hit_bytes_total", "total_get_nums_", "valid_get_nums_",
 )  # fmt: skip
 VALUE_SIZE_CLASSES = 64

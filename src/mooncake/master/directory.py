@@ -16,6 +16,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
+from contextlib import nullcontext
 
 from mooncake.errors import ErrorCode, StoreError
 from mooncake.master.catalog import Catalog
@@ -314,7 +315,12 @@ class Directory:
             self.tombstones.raise_floor(self.granting.last_seq)
             now = self.clock()
             self.recovery.give_up(now, now)
-        return self._remove_if(lambda _: True, force)
+        return self._clear(force)
+
+    def _clear(self, force: bool) -> Generator[None, None, int]:
+        events = self.catalog.events
+        with nullcontext() if events is None else events.clearing():
+            return (yield from self._remove_if(lambda _: True, force))
 
     def remove_regex(self, pattern: str, force: bool) -> Generator[None, None, int]:
         """Remove the values in whose keys `pattern` is found; how many, in steps.  Linear in the key's length."""
@@ -334,9 +340,11 @@ class Directory:
             for at in range(0, len(some), _REMOVED_AT_ONCE):
                 now = self.clock()
                 for obj in some[at : at + _REMOVED_AT_ONCE]:
-                    if obj.flags & GONE or (not force and is_leased(obj, now)):
+                    if obj.flags & GONE:
                         continue
-                    if matches(obj.key):
+                    if not force and is_leased(obj, now):
+                        self.catalog.changed(obj)
+                    elif matches(obj.key):
                         self.catalog.forget(obj, now)
                         removed += 1
                 yield

@@ -65,6 +65,7 @@ class DiskRecovery:
         existing = self._catalog.objects.get(body.key)
         assert segment.tier is not None
         if existing is not None and existing.size == body.size and disks.attach(existing, segment, seq, version):
+            self._catalog.changed(existing)
             return
         if (existing is not None and existing.seq >= version) or self._tombstones.kills(
             segment.tier.number, seq, body.key, body.group, seq, version

@@ -261,6 +261,8 @@ class Disks:
         version = seq if pending is None or obj is None else obj.seq
         if obj is None or obj.flags & GONE or not self.attach(obj, segment, seq, version):
             self.drop(segment, seq)
+        else:
+            self._catalog.changed(obj)
         if pending is not None:
             self._end(pending, now)
 
@@ -284,7 +286,9 @@ class Disks:
             return
         self.detach(obj)
         self._counters["mooncake_disk_evicted_total"] += 1
-        if not in_memory(obj):
+        if in_memory(obj):
+            self._catalog.changed(obj)
+        else:
             self._catalog.lose(obj, now)
 
     def _settle_refused(self, now: float) -> None:

@@ -53,7 +53,6 @@ NVME_OF = Capability("NVMe-over-fabrics segments")
 CXL = Capability("CXL memory", "enable_cxl")
 CACHELIB = Capability("the cachelib allocator")
 DYNAMIC_REPLICATION = Capability("dynamic replication", "dynamic_replication_mode")
-KV_EVENTS = Capability("the KV event publisher", "enable_kv_events")
 TENANTS = Capability("tenants with quotas", "enable_multi_tenants")
 
 
@@ -73,6 +72,7 @@ class Flag(NamedTuple):
     most: float | None = None
     file_name: str = ""  # in the config file, where that differs
     in_file: bool = True
+    switch: str = ""  # the flag without which this one has no effect
 
     @property
     def field(self) -> str:
@@ -131,6 +131,7 @@ BOOL, INT32, INT64, UINT32, UINT64 = Kind.BOOL, Kind.INT32, Kind.INT64, Kind.UIN
 DOUBLE, STRING, DURATION = Kind.DOUBLE, Kind.STRING, Kind.DURATION
 
 _ONE_LOOP = "the master is one event loop; the figure is only logged"
+_NOT_IN_EVENTS = "it is no part of KV events"
 _ONE_CLUSTER = "a name for logs only, without high availability and file storage"
 
 # fmt: off
@@ -229,18 +230,18 @@ FLAGS: tuple[Flag, ...] = (
     Flag("dynamic_replication_heat_window_seconds", UINT32, 10, "Seconds over which reads are counted", DYNAMIC_REPLICATION),
     Flag("dynamic_replication_admission_qps_threshold", DOUBLE, 0.8, "Reads a second that make another copy", DYNAMIC_REPLICATION),
     Flag("dynamic_replication_max_memory_replicas", UINT64, 2, "Copies an object may get", DYNAMIC_REPLICATION),
-    Flag("enable_kv_events", BOOL, False, "Publish what is stored and removed over ZMQ", KV_EVENTS),
-    Flag("kv_events_bind_endpoint", STRING, "", "Address of the publisher, such as tcp://0.0.0.0:5557", KV_EVENTS),
-    Flag("kv_events_backend_id", STRING, "", "Name of this pool in the events", KV_EVENTS),
-    Flag("kv_events_queue_capacity", UINT32, 65_536, "Events that may wait", KV_EVENTS),
-    Flag("kv_events_emit_legacy_compat", BOOL, True, "Add the fields that vLLM and SGLang use", KV_EVENTS),
-    Flag("kv_events_emit_object_key", BOOL, True, "Add the object's key", KV_EVENTS),
-    Flag("kv_events_model_name", STRING, "", "Deprecated: not part of events", KV_EVENTS),
-    Flag("kv_events_tenant_id", STRING, "default", "Deprecated: not part of events", KV_EVENTS),
-    Flag("kv_events_additional_salt", STRING, "", "Deprecated: not part of events", KV_EVENTS),
-    Flag("kv_events_lora_name", STRING, "", "Deprecated: not part of events", KV_EVENTS),
-    Flag("kv_events_block_size", UINT32, 0, "Deprecated: not part of events", KV_EVENTS),
-    Flag("kv_events_dp_rank", UINT32, 0, "Deprecated: not part of events", KV_EVENTS),
+    Flag("enable_kv_events", BOOL, False, "Publish what is stored and removed over ZeroMQ (needs kv_events_bind_endpoint and kv_events_backend_id)"),
+    Flag("kv_events_bind_endpoint", STRING, "", "Address of the publisher, such as tcp://0.0.0.0:5557", switch="enable_kv_events"),
+    Flag("kv_events_backend_id", STRING, "", "Name of this pool in the events", switch="enable_kv_events"),
+    Flag("kv_events_queue_capacity", UINT32, 65_536, "Events that may wait; further ones push out the oldest", least=1, switch="enable_kv_events"),
+    Flag("kv_events_emit_legacy_compat", BOOL, True, "Give events the fields type and block_hashes too", switch="enable_kv_events"),
+    Flag("kv_events_emit_object_key", BOOL, True, "Give events the object's key too", switch="enable_kv_events"),
+    Flag("kv_events_model_name", STRING, "", "Deprecated", inert=_NOT_IN_EVENTS, switch="enable_kv_events"),
+    Flag("kv_events_tenant_id", STRING, "default", "Deprecated", inert=_NOT_IN_EVENTS, switch="enable_kv_events"),
+    Flag("kv_events_additional_salt", STRING, "", "Deprecated", inert=_NOT_IN_EVENTS, switch="enable_kv_events"),
+    Flag("kv_events_lora_name", STRING, "", "Deprecated", inert=_NOT_IN_EVENTS, switch="enable_kv_events"),
+    Flag("kv_events_block_size", UINT32, 0, "Deprecated", inert=_NOT_IN_EVENTS, switch="enable_kv_events"),
+    Flag("kv_events_dp_rank", UINT32, 0, "Deprecated", inert=_NOT_IN_EVENTS, switch="enable_kv_events"),
     Flag("enable_http_metadata_server", BOOL, False, "Serve the transfer engines' metadata over HTTP too"),
     _port("http_metadata_server_port", 8080, "Port of the metadata server"),
     Flag("http_metadata_server_host", STRING, "0.0.0.0", 'Address the metadata server listens on ("::" for IPv6 and IPv4)'),

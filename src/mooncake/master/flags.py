@@ -59,6 +59,8 @@ def read_settings(command_line: CommandLine) -> Settings:
             f"default_kv_soft_pin_ttl ({values['default_kv_soft_pin_ttl']} ms) must not exceed "
             f"max_kv_soft_pin_ttl ({values['max_kv_soft_pin_ttl']} ms)."
         )
+    if values["enable_kv_events"] and not (values["kv_events_bind_endpoint"] and values["kv_events_backend_id"]):
+        notes.append("enable_kv_events has no effect without both kv_events_bind_endpoint and kv_events_backend_id.")
     return Settings(values, notes)
 
 
@@ -147,6 +149,8 @@ def _effect(flag: Flag, values: Mapping[str, Value], written: Mapping[str, str])
     if value == flag.default:
         return []
     lacks = flag.lacks or flag.lacks_choice.get(str(value))
+    if flag.switch and not values[flag.switch]:
+        return [f"{written[flag.name]} has no effect while {flag.switch} is off."]
     if lacks is None:
         return [f"{written[flag.name]} has no effect: {flag.inert}."] if flag.inert else []
     if _switched_off(lacks, flag, values, written):

@@ -96,6 +96,10 @@ COUNTERS: dict[str, str] = {
     "mooncake_offload_refused_total": "Disk tier: evictions from memory put off because too many values waited",
     "mooncake_offload_forced_total": "Disk tier: values evicted unwritten because too many waited",
     "mooncake_disk_evicted_total": "Disk tier: values that left the disk, to make room or because they were damaged",
+    "mooncake_kv_events_published_total": "KV events: published",
+    "mooncake_kv_events_batches_total": "KV events: messages that held them",
+    "mooncake_kv_events_dropped_total": "KV events: lost because too many waited",
+    "mooncake_kv_events_unparsed_keys_total": "KV events: published without a hash, since the key is none",
     **{f"master_promotion_{name}": f"Disk tier: {text}" for name, text in _PROMOTIONS.items()},
 }
 GAUGES: dict[str, str] = {

@@ -29,6 +29,9 @@ REPLICATING = 16  # a copy or move task runs: it stays as it is
 WRITING = 32  # to disk
 UNWRITABLE = 64  # to disk, as was tried
 PROMOTING = 128  # from disk
+TOLD_MEMORY = 256  # what subscribers know of it, see kv_events
+TOLD_DISK = 512
+TOLD_ERA = 1024
 
 SLOT_COUNT_BITS = 8
 MOST_FLAT_SLOTS = (1 << SLOT_COUNT_BITS) - 1

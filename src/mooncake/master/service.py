@@ -13,7 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Coroutine, Sequence
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
 
@@ -29,6 +29,7 @@ from mooncake.master.config import MasterConfig
 from mooncake.master.counters import Counters
 from mooncake.master.directory import Directory
 from mooncake.master.handlers import HANDLERS, Reply, in_steps, must_wait_for, when_ended
+from mooncake.master.kv_events import KvEvents
 from mooncake.master.membership import Client
 from mooncake.master.pool import Segment
 from mooncake.rpc import frame
@@ -38,6 +39,9 @@ from mooncake.rpc.messages import DECODERS, KINDS, PROTOCOL, Exist, ExistReply, 
 from mooncake.security.anteroom import LIMIT, Anteroom
 from mooncake.security.secret import read_secret
 from mooncake.version import __version__
+
+if TYPE_CHECKING:
+    from mooncake.master.kv_publisher import KvPublisher
 
 log = logging.getLogger("mooncake.master")
 
@@ -64,6 +68,7 @@ class MasterService:
         self.secret = read_secret()
         self.anteroom = Anteroom()
         self.sessions: set[Session] = set()
+        self._publisher: KvPublisher | None = None
         self._server: asyncio.Server | None = None
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -75,6 +80,8 @@ class MasterService:
         self._collected_by_others = gc.isenabled()
 
     async def start(self) -> None:
+        if self.config.kv_events_endpoint:
+            self._publish_events()
         self._server = await self._loop.create_server(
             lambda: Session(self), self.config.rpc_address, self.config.rpc_port, backlog=1024
         )
@@ -83,6 +90,21 @@ class MasterService:
         gc.freeze()  # what is there now stays; a full collection then looks only at what came later,
         gc.disable()  # and is run by `_tick`, not in the middle of a request
         self._timer = self._loop.call_later(IDLE_TICK_S, self._tick)
+
+    @property
+    def publishes_events(self) -> bool:
+        return self._publisher is not None
+
+    def _publish_events(self) -> None:
+        from mooncake.master.kv_publisher import KvPublisher
+
+        config = self.config
+        events = self.directory.catalog.events = KvEvents(config.kv_events_queue_capacity, self.counters)
+        self._publisher = KvPublisher(
+            events, self.counters, config.kv_events_endpoint, config.kv_events_backend_id,
+            legacy=config.kv_events_legacy, with_keys=config.kv_events_with_keys,
+        )  # fmt: skip
+        log.info("KV events are published at %s", self._publisher.endpoint)
 
     async def close(self) -> None:
         """Stop listening and drop every connection; quick whatever the directory holds."""
@@ -96,6 +118,8 @@ class MasterService:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._publisher is not None:
+            self._publisher.close()
         if self._collected_by_others:
             gc.unfreeze()
             gc.enable()
@@ -453,7 +477,8 @@ def _failed(got: frame.Frame, code: ErrorCode, text: str) -> bytes:
 
 
 async def serve(config: MasterConfig, counters: Counters) -> MasterService:
-    """Start a master on the running loop.  Raises OSError if its address cannot be bound."""
+    """Start a master on the running loop.  Raises OSError if its address cannot be bound, ConfigError if that of its
+    KV events cannot."""
     service = MasterService(config, counters)
     await service.start()
     return service

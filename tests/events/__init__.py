@@ -1,0 +1,1 @@
+"""KV events, the indexer, and routing by what it knows."""
