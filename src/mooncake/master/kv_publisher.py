@@ -20,6 +20,7 @@ from mooncake.master.kv_events import CLEARED, REMOVED, STORED, KvEvent, KvEvent
 
 MOST_IN_BATCH = 64
 _GATHER_S = 0.003  # events of this long go together
+_SETTLE_S = 0.5  # after the start: subscribers of an earlier master come back ten times a second
 _STEP_S = 0.001
 _MOST_UNREAD = 1000  # messages kept for each subscriber, of up to 25 KB
 _LEGACY = {STORED: "BlockStored", REMOVED: "BlockRemoved", CLEARED: "AllBlocksCleared"}
@@ -70,6 +71,7 @@ class KvPublisher:
         self._with_keys = with_keys
         self._loop = asyncio.get_running_loop()
         self._encode = msgspec.msgpack.Encoder().encode
+        self._begin = self._loop.time() + _SETTLE_S
         self._sequence = 0
         self._expected = 0  # number of the next event, if none is lost
         self._timer: asyncio.Handle | None = None
@@ -102,7 +104,7 @@ class KvPublisher:
         self._context.term()
 
     def _wake(self) -> None:
-        self._timer = self._loop.call_later(_GATHER_S, self._publish)
+        self._timer = self._loop.call_at(max(self._loop.time() + _GATHER_S, self._begin), self._publish)
 
     def _publish(self) -> None:
         """Send what waits, as far as one step of the loop goes."""

@@ -1,0 +1,67 @@
+"""The hashes by which the indexer knows blocks: XXH3 of 64 bits, chained.
+
+    block hash      of the block's tokens, 4 bytes each, little end first; then, if the engine hashes anything else
+                    into the block (LoRA adapter, salt, images), MessagePack of that list
+    sequence hash   of the first block: its block hash; of a later one: of the sequence hash before it and its own block
+                    hash, 8 bytes each, little end first
+
+They depend on nothing that differs between engines, so instances compare that hash their blocks in different ways.
+"""
+
+from array import array
+from collections.abc import Sequence
+from struct import Struct
+from sys import byteorder
+
+import msgspec
+from xxhash import xxh3_64_intdigest
+
+TOKEN_BYTES = 4
+_PAIR = Struct("<QQ").pack
+
+
+def token_bytes(token_ids: Sequence[int]) -> bytes:
+    """Raises OverflowError or TypeError if these are no numbers of 32 bits."""
+    tokens = array("I", token_ids)
+    if byteorder == "big":
+        tokens.byteswap()
+    return tokens.tobytes()
+
+
+class Hasher:
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def block(self, tokens: bytes, extra: Sequence[object] | None) -> int:
+        """Of one block's `tokens` (as `token_bytes` gives them)."""
+        if extra:
+            tokens += msgspec.msgpack.encode(list(extra))
+        return xxh3_64_intdigest(tokens, self._seed)
+
+    def sequence(self, before: int | None, block: int) -> int:
+        """Of a block after the one with sequence hash `before`; None: the first."""
+        return block if before is None else xxh3_64_intdigest(_PAIR(before, block), self._seed)
+
+
+class Chain:
+    """The sequence hashes of a prompt's whole blocks, worked out as far as they are asked for."""
+
+    def __init__(self, hasher: Hasher, tokens: bytes, block_size: int, lora_name: str, salt: str) -> None:
+        self._hasher = hasher
+        self._tokens = tokens
+        self._step = block_size * TOKEN_BYTES
+        self._extra = [lora_name] if lora_name else []
+        self._salt = [salt] if salt else []
+        self._hashes: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._tokens) // self._step
+
+    def __getitem__(self, i: int) -> int:
+        hashes = self._hashes
+        while len(hashes) <= i:
+            at = len(hashes) * self._step
+            extra = self._extra if hashes else self._extra + self._salt  # the salt is in the first block alone
+            block = self._hasher.block(self._tokens[at : at + self._step], extra)
+            hashes.append(self._hasher.sequence(hashes[-1] if hashes else None, block))
+        return hashes[i]

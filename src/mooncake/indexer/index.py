@@ -1,0 +1,169 @@
+"""What every instance holds, and how much of a prompt that is.
+
+    Links    engine's hash of a block → its sequence hash: a fact about tokens, whoever holds the block now
+    Holding  of one rank of one instance: what it has said that it stored and has not said that it removed
+    Index    all of both, in bounded memory: where there is too much, what is oldest is forgotten
+
+What is forgotten, or was never heard of, costs a worse route and nothing else.
+"""
+
+from collections.abc import Container, Iterable, Sequence
+from itertools import islice
+from typing import NamedTuple, Protocol
+
+from mooncake.indexer.events import CPU, DISK, GPU, MEDIA, Cleared, Event, Hash, Removed, Stored
+from mooncake.indexer.hashing import TOKEN_BYTES, Hasher, token_bytes
+
+
+class Prefix(Protocol):
+    """Sequence hashes."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, i: int, /) -> int: ...
+
+
+class Match(NamedTuple):
+    """Blocks from a prompt's beginning that are there: on any medium of one rank, on each rank's GPU, in the
+    instance's memory, on its disk."""
+
+    longest: int
+    gpu: dict[int, int]
+    cpu: int
+    disk: int
+
+
+class Holding:
+    """Use it through its `Index`.  `unlinked`: blocks stored whose tokens could not be known."""
+
+    def __init__(self) -> None:
+        self.present: dict[str, dict[int, int]] = {medium: {} for medium in MEDIA}  # sequence hash → how often
+        self.tables: dict[tuple[int, str], dict[Hash, int]] = {}  # (group, medium) → block → sequence hash
+        self.unlinked = 0
+
+    def __len__(self) -> int:
+        return sum(map(len, self.tables.values()))
+
+    def add(self, group: int, medium: str, block: Hash, sequence: int) -> bool:
+        """Whether it was not there."""
+        table = self.tables.setdefault((group, medium), {})
+        if block in table:
+            return False
+        table[block] = sequence
+        present = self.present[medium]
+        present[sequence] = present.get(sequence, 0) + 1
+        return True
+
+    def remove(self, group: int, medium: str, block: Hash) -> bool:
+        """Whether it was there."""
+        sequence = self.tables.get((group, medium), {}).pop(block, None)
+        if sequence is None:
+            return False
+        present = self.present[medium]
+        left = present[sequence] - 1
+        if left:
+            present[sequence] = left
+        else:
+            del present[sequence]
+        return True
+
+
+class Index:
+    """At most `most_blocks` blocks of all holdings together, and as many links."""
+
+    def __init__(self, seed: int, most_blocks: int) -> None:
+        self.hasher = Hasher(seed)
+        self.blocks = 0
+        self.forgotten = 0
+        self._most = most_blocks
+        self._links: dict[Hash, int] = {}
+        self._holdings: set[Holding] = set()
+
+    def join(self) -> Holding:
+        holding = Holding()
+        self._holdings.add(holding)
+        return holding
+
+    def leave(self, holding: Holding) -> None:
+        self.clear(holding)
+        self._holdings.discard(holding)
+
+    def clear(self, holding: Holding, media: Container[str] = MEDIA) -> None:
+        for (group, medium), table in list(holding.tables.items()):
+            if medium in media:
+                self.blocks -= len(table)
+                del holding.tables[group, medium]
+                holding.present[medium] = {}
+
+    def apply(self, holding: Holding, events: Iterable[Event]) -> None:
+        for event in events:
+            if isinstance(event, Stored):
+                self._store(holding, event)
+            elif isinstance(event, Removed):
+                for block in event.hashes:
+                    for medium in (event.medium,) if event.medium else MEDIA:
+                        self.blocks -= holding.remove(event.group, medium, block)
+            elif isinstance(event, Cleared):
+                self.clear(holding, event.media)
+
+    def sequence_of(self, block: Hash) -> int | None:
+        """The sequence hash of what an engine calls `block`; a number that no engine has named is one itself."""
+        known = self._links.get(block)
+        return block if known is None and isinstance(block, int) else known
+
+    def _store(self, holding: Holding, event: Stored) -> None:
+        sequences = self._linked(event) if event.token_ids else [self.sequence_of(block) for block in event.hashes]
+        for block, sequence in zip(event.hashes, sequences, strict=True):
+            if sequence is None:
+                holding.unlinked += 1
+            else:
+                self.blocks += holding.add(event.group, event.medium, block, sequence)
+        if self.blocks > self._most:
+            self._forget_oldest()
+
+    def _linked(self, event: Stored) -> Sequence[int | None]:
+        """The blocks' sequence hashes, which are noted; None where the block before is not known."""
+        before = None
+        if event.parent is not None:
+            before = self._links.get(event.parent)
+            if before is None:
+                return [None] * len(event.hashes)
+        tokens, step, links = token_bytes(event.token_ids), event.block_size * TOKEN_BYTES, self._links
+        sequences: list[int | None] = []
+        for i, block in enumerate(event.hashes):
+            before = self.hasher.sequence(before, self.hasher.block(tokens[i * step : (i + 1) * step], event.extra[i]))
+            links.pop(block, None)  # so that it becomes the newest
+            links[block] = before
+            sequences.append(before)
+        if len(links) > self._most:
+            for block in list(islice(links, len(links) // 64 + 1)):
+                del links[block]
+        return sequences
+
+    def _forget_oldest(self) -> None:
+        """A part of the largest holding's oldest."""
+        largest = max(self._holdings, key=len)
+        (group, medium), table = max(largest.tables.items(), key=lambda entry: len(entry[1]))
+        for block in list(islice(table, len(table) // 64 + 1)):
+            largest.remove(group, medium, block)
+            self.blocks -= 1
+            self.forgotten += 1
+
+
+def match(prompt: Prefix, ranks: dict[int, Holding]) -> Match:
+    """How much of `prompt` the ranks of one instance hold."""
+    holdings = list(ranks.values())
+    shared = [holding.present[medium] for holding in holdings for medium in (CPU, DISK) if holding.present[medium]]
+    gpu = {rank: _length(prompt, [holding.present[GPU]]) for rank, holding in ranks.items()}
+    longest = max((_length(prompt, [holding.present[GPU], *shared]) for holding in holdings), default=0)
+    cpu = _length(prompt, [holding.present[CPU] for holding in holdings])
+    disk = _length(prompt, [holding.present[DISK] for holding in holdings])
+    return Match(longest, gpu, cpu, disk)
+
+
+def _length(prompt: Prefix, places: Sequence[Container[int]]) -> int:
+    """Blocks from the beginning each of which is in one of `places`."""
+    for i in range(len(prompt)):
+        sequence = prompt[i]
+        if not any(sequence in place for place in places):
+            return i
+    return len(prompt)
