@@ -40,6 +40,7 @@ class Faults:
     pulls: bool = True  # whether what a prefill half hands over can be fetched; otherwise 500
     sends: bool = True  # whether a prefill half is ever handed over
     returned_params: bool = False
+    tokenize_ms: float = 0.0
 
 
 def next_token(ids: list[int]) -> int:
@@ -82,7 +83,7 @@ class Engine:
         self.name = f"engine-{port}-{os.getpid()}"
         self.faults = Faults()
         self.seen: list[dict] = []
-        self.active = self.cancelled = 0
+        self.active = self.cancelled = self.tokenized = 0
         self.transfers: dict[str, asyncio.Event] = {}
 
     def faulty(self) -> bool:
@@ -103,11 +104,19 @@ class Engine:
         return web.json_response({})
 
     async def reset(self, _: web.Request) -> web.Response:
-        self.faults, self.seen, self.cancelled = Faults(), [], 0
+        self.faults, self.seen, self.cancelled, self.tokenized = Faults(), [], 0, 0
         return web.json_response({"active": self.active})
 
     async def get_seen(self, _: web.Request) -> web.Response:
-        return web.json_response({"requests": self.seen, "active": self.active, "cancelled": self.cancelled})
+        counts = {"active": self.active, "cancelled": self.cancelled, "tokenized": self.tokenized}
+        return web.json_response({"requests": self.seen, **counts})
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.tokenized += 1
+        await asyncio.sleep(self.faults.tokenize_ms / 1000)
+        tokens = ids_of(body["prompt"] if "prompt" in body else chat_text(body))
+        return web.json_response({"count": len(tokens), "max_model_len": 1 << 20, "tokens": tokens})
 
     async def query(self, _: web.Request) -> web.Response:
         return web.json_response({"0": {"engine_id": self.name, "worker_addr": {"0": {"0": "tcp://127.0.0.1:1"}}}})
@@ -285,6 +294,7 @@ def main() -> None:
     application.router.add_post("/reset", engine.reset)
     application.router.add_get("/seen", engine.get_seen)
     application.router.add_get("/query", engine.query)
+    application.router.add_post("/tokenize", engine.tokenize)
     application.router.add_get("/transfer/{id}", engine.transfer)
     application.router.add_post("/v1/completions", engine.complete)
     application.router.add_post("/v1/chat/completions", engine.complete)

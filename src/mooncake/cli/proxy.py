@@ -57,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="characters or token ids of a prompt that prefix_affinity looks at (default 1024)",
     )
+    add("--indexer", default="", metavar="URL", help="a mooncake_conductor that prefix_affinity asks who has a prompt")
     add(
         "--connector",
         choices=[*Connector],
@@ -76,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
         ("drain-timeout", limits.drain_s, "for the requests of an instance that is being removed"),
         ("health-interval", health.interval_s, "between health checks of an instance"),
         ("health-timeout", health.timeout_s, "for the answer to a health check"),
+        ("indexer-timeout", ProxyConfig().indexer_s, "that a request may wait for the indexer"),
     ):
         add(f"--{flag}", type=_seconds, default=default, metavar="S", help=f"seconds {meaning} (default {default:g})")
     add(
@@ -115,11 +117,17 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _config(options: argparse.Namespace) -> ProxyConfig:
+    if options.indexer and options.policy != "prefix_affinity":
+        raise ConfigError(f"--indexer is for --policy prefix_affinity, but the policy is {options.policy}.")
+    if options.indexer and not options.indexer.startswith(("http://", "https://")):
+        raise ConfigError(f"--indexer {options.indexer}: expected a URL such as http://127.0.0.1:13333.")
     return ProxyConfig(
         host=options.host,
         port=options.port,
         policy=options.policy,
         prefix_length=options.prefix_length,
+        indexer=options.indexer,
+        indexer_s=options.indexer_timeout,
         connector=options.connector,
         resume_by=options.resume,
         admin_key=os.environ.get(_ADMIN_KEY, ""),

@@ -16,7 +16,8 @@ from mooncake.proxy.config import ProxyConfig
 from mooncake.proxy.errors import JSON, Answered, Refused, UpstreamError, error_response
 from mooncake.proxy.exchange import ClientGone, Exchange, Services
 from mooncake.proxy.headers import REQUEST_ID, to_client, to_engine
-from mooncake.proxy.instances import Fleet, Instance, Role
+from mooncake.proxy.indexer import Indexer
+from mooncake.proxy.instances import ANY, Fleet, Instance, Role
 from mooncake.proxy.keeper import Keeper
 from mooncake.proxy.metrics import Metrics
 from mooncake.proxy.policies import POLICIES
@@ -48,7 +49,8 @@ class Proxy:
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
             cookie_jar=aiohttp.DummyCookieJar(),
         )
-        self._services = Services(self._config, self._fleet, self._metrics, self._session)
+        indexer = Indexer(self._config, self._fleet, self._metrics, self._session) if self._config.indexer else None
+        self._services = Services(self._config, self._fleet, self._metrics, self._session, indexer)
         self._keeper = Keeper(self._config, self._fleet, self._session)
         for instance in self._first_instances:
             self._keeper.add(instance)
@@ -114,7 +116,7 @@ class Proxy:
         request_id = request.headers.get(REQUEST_ID) or uuid.uuid4().hex
         headers = to_engine(request.headers, request_id)
         for _ in range(1 + self._config.limits.retries):
-            instance = self._fleet.choose(Role.DECODE, b"", avoid) or self._fleet.choose(Role.PREFILL, b"", avoid)
+            instance = self._fleet.choose(Role.DECODE, ANY, avoid) or self._fleet.choose(Role.PREFILL, ANY, avoid)
             if instance is None:
                 break
             try:

@@ -49,6 +49,8 @@ class ProxyConfig:
     port: int = 8000
     policy: str = "round_robin"
     prefix_length: int = 1024  # characters (or token ids) of a prompt that prefix_affinity looks at
+    indexer: str = ""  # URL of an indexer that prefix_affinity asks, if any
+    indexer_s: float = 0.05  # that a request may wait for it
     connector: Connector = Connector.AUTO
     resume_by: ResumeBy = ResumeBy.TOKENS
     admin_key: str = ""

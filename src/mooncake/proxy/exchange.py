@@ -36,7 +36,8 @@ from mooncake.proxy.errors import (
 )
 from mooncake.proxy.handoff import Body
 from mooncake.proxy.headers import to_client, to_engine
-from mooncake.proxy.instances import Fleet, Instance, Role
+from mooncake.proxy.indexer import Indexer
+from mooncake.proxy.instances import Fleet, Instance, Prompt, Role
 from mooncake.proxy.metrics import Metrics
 from mooncake.proxy.transcript import Transcript
 
@@ -58,6 +59,7 @@ class Services:
     fleet: Fleet
     metrics: Metrics
     session: aiohttp.ClientSession
+    indexer: Indexer | None
     background: set[asyncio.Task[bytes]] = field(default_factory=set)  # prefill halves that outlast their request
 
 
@@ -69,9 +71,9 @@ class Exchange:
         self._request = request
         self._raw, self._body = raw, body
         self._path = request.path
-        self._key = b""
+        self._prompt = Prompt()
         if self._config.policy == "prefix_affinity":
-            self._key = handoff.prompt_key(body, self._config.prefix_length)
+            self._prompt = Prompt(handoff.prompt_key(body, self._config.prefix_length))
         self.id = request_id
         self._headers = to_engine(request.headers, self.id)
         self._streams = bool(body.get("stream"))
@@ -95,6 +97,8 @@ class Exchange:
 
     async def run(self) -> web.StreamResponse:
         """The answer, which may have been sent already.  Raises ClientGone."""
+        if self._services.indexer is not None:
+            self._prompt = Prompt(self._prompt.key, await self._services.indexer.matches(self._body))
         try:
             while True:
                 try:
@@ -195,7 +199,7 @@ class Exchange:
         """None: straight to decode (no prefill is wanted any more, or none can be had)."""
         if self._prefill_over or self._response is not None or not self._fleet.of(Role.PREFILL):
             return None
-        instance = self._fleet.choose(Role.PREFILL, self._key, self._avoid[Role.PREFILL])
+        instance = self._fleet.choose(Role.PREFILL, self._prompt, self._avoid[Role.PREFILL])
         one_transfer = handoff.has_one_sequence(self._body)
         if instance is not None and handoff.is_straight(instance, self._config.connector) and not one_transfer:
             instance = None
@@ -209,7 +213,7 @@ class Exchange:
     async def _choose_decode(self) -> Instance:
         began = monotonic()
         avoid = self._avoid[Role.DECODE]
-        instance = await self._fleet.wait_and_choose(Role.DECODE, self._key, avoid, self._limits.wait_s)
+        instance = await self._fleet.wait_and_choose(Role.DECODE, self._prompt, avoid, self._limits.wait_s)
         self._waited += monotonic() - began
         if instance is None:
             raise NoInstance(f"no decode instance became available within {self._limits.wait_s:g} s", 503)

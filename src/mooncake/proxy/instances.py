@@ -9,9 +9,10 @@ Only READY instances get requests.  `Fleet` owns the instances; health checks an
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from yarl import URL
 
@@ -33,6 +34,17 @@ class State(StrEnum):
     READY = "ready"
     EJECTED = "ejected"
     DRAINING = "draining"
+
+
+class Prompt(NamedTuple):
+    """What a choice may depend on: how the prompt begins, and how many of its tokens instances are known to have, by
+    their URLs."""
+
+    key: bytes = b""
+    matched: Mapping[str, int] = MappingProxyType({})
+
+
+ANY = Prompt()
 
 
 class Dependent(Protocol):
@@ -105,6 +117,9 @@ class Fleet:
     def ready(self, role: Role) -> list[Instance]:
         return [instance for instance in self._instances[role] if instance.state is State.READY]
 
+    def least_loaded(self, role: Role) -> Instance | None:
+        return min(self.ready(role), key=lambda instance: instance.in_flight, default=None)
+
     def find(self, role: Role, url: str) -> Instance | None:
         return next((one for one in self._instances[role] if one.url == url.rstrip("/")), None)
 
@@ -120,22 +135,24 @@ class Fleet:
 
     # ------------------------------------------------------------ choosing
 
-    def choose(self, role: Role, key: bytes, avoid: set[Instance]) -> Instance | None:
+    def choose(self, role: Role, prompt: Prompt, avoid: set[Instance]) -> Instance | None:
         """An available instance, rather one that is not in `avoid`; None if none is available."""
         ready = self.ready(role)
         fresh = [instance for instance in ready if instance not in avoid] if avoid else ready
         if not (fresh or ready):
             return None
-        return self._policies[role].choose(fresh or ready, key)
+        return self._policies[role].choose(fresh or ready, prompt)
 
-    async def wait_and_choose(self, role: Role, key: bytes, avoid: set[Instance], limit_s: float) -> Instance | None:
+    async def wait_and_choose(
+        self, role: Role, prompt: Prompt, avoid: set[Instance], limit_s: float
+    ) -> Instance | None:
         """As `choose`, but waits for an instance to become available."""
-        chosen = self.choose(role, key, avoid)
+        chosen = self.choose(role, prompt, avoid)
         if chosen is not None:
             return chosen
         try:
             async with asyncio.timeout(limit_s), self._available:
-                while (chosen := self.choose(role, key, avoid)) is None:
+                while (chosen := self.choose(role, prompt, avoid)) is None:
                     await self._available.wait()
         except TimeoutError:
             return None

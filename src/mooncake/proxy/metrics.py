@@ -31,6 +31,12 @@ class Metrics:
             ["result"],
             registry=registry,
         )
+        self.matches = Counter(
+            f"{name}indexer_queries",
+            "Questions to the indexer by result: matched, unmatched, late, failed, skipped",
+            ["result"],
+            registry=registry,
+        )
         self.disconnects = Counter(f"{name}client_disconnects", "Clients gone before the end", registry=registry)
         self.ttft = Histogram(
             f"{name}time_to_first_token_seconds",
