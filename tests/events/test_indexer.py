@@ -110,17 +110,20 @@ def test_tenants_adapters_and_salts(conductor, follow):
     engine = follow("e", tenant_id="t")
     engine.publish(
         stored(PROMPT, 4, 0, 2),
-        stored([1, *PROMPT], 4, 0, 3, lora_name="ada", extra_keys=[["ada"]] * 3),
-        stored([2, *PROMPT], 4, 0, 3, extra_keys=[["salt"], None, None]),
-        stored([3, *PROMPT], 4, 0, 3, extra_keys=[[["image", 0]], None, None]),
+        stored([501, *PROMPT], 4, 0, 3, lora_name="ada", extra_keys=[["ada"]] * 3),
+        stored([502, *PROMPT], 4, 0, 3, extra_keys=[["salt"], None, None]),
+        stored([503, *PROMPT], 4, 0, 3, extra_keys=[[["image", 0]], None, None]),
     )
     conductor.wait_longest(PROMPT, {"e": 8}, tenant_id="t")
     assert conductor.longest(PROMPT, tenant_id="t", lora_name="ada") == {"e": 0}
-    assert conductor.longest([1, *PROMPT], tenant_id="t", lora_name="ada") == {"e": 12}
-    assert conductor.longest([1, *PROMPT], tenant_id="t") == {"e": 0}
-    assert conductor.longest([2, *PROMPT], tenant_id="t", cache_salt="salt") == {"e": 12}
-    assert conductor.longest([2, *PROMPT], tenant_id="t", cache_salt="other") == {"e": 0}
-    assert conductor.longest([3, *PROMPT], tenant_id="t") == {"e": 0}
+    assert conductor.longest([501, *PROMPT], tenant_id="t", lora_name="ada") == {"e": 12}
+    assert conductor.longest([501, *PROMPT], tenant_id="t") == {"e": 0}
+    assert conductor.longest([502, *PROMPT], tenant_id="t", cache_salt="salt") == {"e": 12}
+    assert conductor.longest([502, *PROMPT], tenant_id="t", cache_salt="other") == {"e": 0}
+    assert conductor.longest([503, *PROMPT], tenant_id="t") == {"e": 0}
+    engine.publish(stored([502, *PROMPT], 4, 0, 5, medium="CPU"))  # by a connector that does not tell the salt
+    conductor.wait_longest([502, *PROMPT], {"e": 20}, tenant_id="t", cache_salt="salt")
+    assert conductor.longest([502, *PROMPT], tenant_id="t") == {"e": 0}
 
 
 def test_groups_of_layers(conductor, follow):

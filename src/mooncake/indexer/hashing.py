@@ -9,7 +9,8 @@ They depend on nothing that differs between engines, so instances compare that h
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import count
 from struct import Struct
 from sys import byteorder
 
@@ -17,6 +18,7 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 TOKEN_BYTES = 4
+_AT_ONCE = 64
 _PAIR = Struct("<QQ").pack
 
 
@@ -52,16 +54,22 @@ class Chain:
         self._step = block_size * TOKEN_BYTES
         self._extra = [lora_name] if lora_name else []
         self._salt = [salt] if salt else []
-        self._hashes: list[int] = []
+        self._parts: list[list[int]] = []
+        self._end = len(tokens) // self._step * self._step
+        self._at = 0
+        self._last: int | None = None
 
-    def __len__(self) -> int:
-        return len(self._tokens) // self._step
+    def parts(self) -> Iterator[list[int]]:
+        """The hashes, some at a time."""
+        for number in count():
+            if number == len(self._parts):
+                if self._at >= self._end:
+                    return
+                self._parts.append([self._next() for _ in range(min(_AT_ONCE, (self._end - self._at) // self._step))])
+            yield self._parts[number]
 
-    def __getitem__(self, i: int) -> int:
-        hashes = self._hashes
-        while len(hashes) <= i:
-            at = len(hashes) * self._step
-            extra = self._extra if hashes else self._extra + self._salt  # the salt is in the first block alone
-            block = self._hasher.block(self._tokens[at : at + self._step], extra)
-            hashes.append(self._hasher.sequence(hashes[-1] if hashes else None, block))
-        return hashes[i]
+    def _next(self) -> int:
+        at, self._at = self._at, self._at + self._step
+        extra = self._extra if at else self._extra + self._salt  # the salt is in the first block alone
+        self._last = self._hasher.sequence(self._last, self._hasher.block(self._tokens[at : self._at], extra))
+        return self._last

@@ -16,10 +16,15 @@ from mooncake.indexer.hashing import TOKEN_BYTES, Hasher, token_bytes
 
 
 class Prefix(Protocol):
-    """Sequence hashes."""
+    def parts(self) -> Iterable[list[int]]:
+        """The sequence hashes, some at a time."""
 
-    def __len__(self) -> int: ...
-    def __getitem__(self, i: int, /) -> int: ...
+
+class Known(list[int]):
+    """Sequence hashes that were given."""
+
+    def parts(self) -> Iterable[list[int]]:
+        return (self,)
 
 
 class Match(NamedTuple):
@@ -130,9 +135,11 @@ class Index:
         tokens, step, links = token_bytes(event.token_ids), event.block_size * TOKEN_BYTES, self._links
         sequences: list[int | None] = []
         for i, block in enumerate(event.hashes):
-            before = self.hasher.sequence(before, self.hasher.block(tokens[i * step : (i + 1) * step], event.extra[i]))
-            links.pop(block, None)  # so that it becomes the newest
-            links[block] = before
+            known = links.pop(block, None)  # said before: by another instance, or with more of what it was made from
+            if known is None:
+                own = self.hasher.block(tokens[i * step : (i + 1) * step], event.extra[i])
+                known = self.hasher.sequence(before, own)
+            links[block] = before = known
             sequences.append(before)
         if len(links) > self._most:
             for block in list(islice(links, len(links) // 64 + 1)):
@@ -151,19 +158,24 @@ class Index:
 
 def match(prompt: Prefix, ranks: dict[int, Holding]) -> Match:
     """How much of `prompt` the ranks of one instance hold."""
-    holdings = list(ranks.values())
-    shared = [holding.present[medium] for holding in holdings for medium in (CPU, DISK) if holding.present[medium]]
+    memory, disk = ([holding.present[medium] for holding in ranks.values()] for medium in (CPU, DISK))
     gpu = {rank: _length(prompt, [holding.present[GPU]]) for rank, holding in ranks.items()}
-    longest = max((_length(prompt, [holding.present[GPU], *shared]) for holding in holdings), default=0)
-    cpu = _length(prompt, [holding.present[CPU] for holding in holdings])
-    disk = _length(prompt, [holding.present[DISK] for holding in holdings])
-    return Match(longest, gpu, cpu, disk)
+    longest = max(gpu.values(), default=0)
+    if any(memory) or any(disk):
+        places = [*memory, *disk]
+        longest = max(_length(prompt, [holding.present[GPU], *places]) for holding in ranks.values())
+    return Match(longest, gpu, _length(prompt, memory), _length(prompt, disk))
 
 
-def _length(prompt: Prefix, places: Sequence[Container[int]]) -> int:
+def _length(prompt: Prefix, places: Iterable[dict[int, int]]) -> int:
     """Blocks from the beginning each of which is in one of `places`."""
-    for i in range(len(prompt)):
-        sequence = prompt[i]
-        if not any(sequence in place for place in places):
-            return i
-    return len(prompt)
+    filled = [place for place in places if place]
+    if not filled:
+        return 0
+    length, (place, *others) = 0, filled
+    for some in prompt.parts():
+        for sequence in some:
+            if sequence not in place and not any(sequence in other for other in others):
+                return length
+            length += 1
+    return length
