@@ -7,6 +7,8 @@ import subprocess
 import pytest
 from xxhash import xxh3_64_intdigest
 
+from mooncake.errors import ConfigError
+from mooncake.indexer.config import read_config
 from tests.events.indexer import Conductor
 from tests.events.publisher import CLEARED, Publisher, chain, removed, stored
 from tests.processes import BIN, wait_until
@@ -347,8 +349,14 @@ def test_mistakes_in_the_file(tmp_path, content, parts):
     path = tmp_path / "conductor.json"
     if content is not None:
         path.write_text(content)
-    environment = {**os.environ, "CONDUCTOR_CONFIG_PATH": str(path)}
+    with pytest.raises(ConfigError) as caught:
+        read_config(str(path))
+    assert all(part in str(caught.value) for part in parts), caught.value
+
+
+def test_a_mistake_ends_the_command():
+    environment = {**os.environ, "CONDUCTOR_LOG_LEVEL": "loud"}
     run = subprocess.run([BIN / "mooncake_conductor"], env=environment, capture_output=True, text=True, timeout=20)
     assert run.returncode == 1
     assert run.stderr.count("\n") == 1
-    assert all(part in run.stderr for part in parts), run.stderr
+    assert "CONDUCTOR_LOG_LEVEL" in run.stderr

@@ -1,15 +1,15 @@
 """The proxy routes by what the indexer knows, and without it when that is late, wrong or gone."""
 
 import signal
-import subprocess
 import threading
 import time
 
 import pytest
 
+from mooncake.cli.proxy import main
 from tests.events.indexer import Conductor
 from tests.events.publisher import Publisher, stored
-from tests.processes import BIN, stop, wait_until
+from tests.processes import stop, wait_until
 from tests.proxy.conftest import idle_engines, make_engine  # noqa: F401 -- fixtures
 from tests.proxy.processes import Proxy, greedy, greedy_chat
 from tests.proxy.stub_engine import chat_text, ids_of
@@ -62,24 +62,20 @@ def ask(proxy, body: dict) -> None:
     assert status == 200, answer
 
 
-@pytest.mark.parametrize("kind", ["text", "tokens", "chat"])
-def test_the_longest_prefix_wins(conductor, fleet, kind):
+def test_the_longest_prefix_wins(conductor, fleet):
     proxy, engines, publishers = fleet("--indexer-timeout=5")
     for i, (engine, publisher) in enumerate(zip(engines, publishers, strict=True)):
-        prompt = TEXT + str(i)
-        body = greedy_chat(2, prompt) if kind == "chat" else greedy(2, prompt)
-        tokens = ids_of(chat_text(body) if kind == "chat" else prompt)
-        held_by(conductor, engine, publisher, ids_of("user: " + TEXT if kind == "chat" else TEXT), 4 + i)
-        if kind == "tokens":
-            body["prompt"] = tokens
-        path = "/v1/chat/completions" if kind == "chat" else "/v1/completions"
-        for _ in range(2):
+        chat = greedy_chat(2, TEXT)
+        held_by(conductor, engine, publisher, ids_of(TEXT), 4 + i)
+        held_by(conductor, engine, publisher, ids_of(chat_text(chat)), 4 + i)
+        for asked in (greedy(2, TEXT), greedy(2, ids_of(TEXT)), chat):
             before = len(engine.bodies())
-            status, _, answer = proxy.ask({**body, "model": "m"}, path)
+            path = "/v1/chat/completions" if asked is chat else "/v1/completions"
+            status, _, answer = proxy.ask({**asked, "model": "m"}, path)
             assert status == 200, answer
             assert len(engine.bodies()) == before + 1
-    assert proxy.metric("mooncake_proxy_indexer_queries_total", result="matched") == 6
-    assert sum(engine.seen()["tokenized"] for engine in engines) == (0 if kind == "tokens" else 6)
+    assert proxy.metric("mooncake_proxy_indexer_queries_total", result="matched") == 9
+    assert sum(engine.seen()["tokenized"] for engine in engines) == 6  # tokens go as they are
 
 
 def test_prefill_is_chosen_by_it(conductor, fleet):
@@ -167,7 +163,6 @@ def _answers(proxy) -> bool:
         (["--indexer=127.0.0.1:1", "--policy=prefix_affinity"], "expected a URL"),
     ],
 )
-def test_mistakes(flags, part):
-    run = subprocess.run([BIN / "mooncake_proxy", *flags], capture_output=True, text=True, timeout=20)
-    assert run.returncode == 1
-    assert part in run.stderr
+def test_mistakes(flags, part, capsys):
+    assert main(flags) == 1
+    assert part in capsys.readouterr().err
