@@ -32,7 +32,7 @@ def follow(conductor, cleanup, request):
         publisher = Publisher(kept, as_lists)
         cleanup.callback(publisher.stop)
         conductor.register(name, publisher, size, **more)
-        cleanup.callback(conductor.post, "/unregister", instance_id=name, tenant_id=more.get("tenant_id", "default"))
+        cleanup.callback(conductor.post, "/unregister", instance_id=name, tenant_id=more.get("tenant_id") or "default")
         return publisher
 
     return make
@@ -126,6 +126,15 @@ def test_tenants_adapters_and_salts(conductor, follow):
     engine.publish(stored([502, *PROMPT], 4, 0, 5, medium="CPU"))  # by a connector that does not tell the salt
     conductor.wait_longest([502, *PROMPT], {"e": 20}, tenant_id="t", cache_salt="salt")
     assert conductor.longest([502, *PROMPT], tenant_id="t") == {"e": 0}
+
+
+def test_an_instance_of_one_adapter(conductor, follow):
+    """Whose events tell it, or not."""
+    engine = follow("e", lora_name="ada", tenant_id=None, dp_rank=None)
+    engine.publish(stored([601, *PROMPT], 4, 0, 2, lora_name="ada"), stored([602, *PROMPT], 4, 0, 3))
+    conductor.wait_longest([602, *PROMPT], {"e": 12}, lora_name="ada")
+    assert conductor.longest([601, *PROMPT], lora_name="ada") == {"e": 8}
+    assert conductor.longest(PROMPT) == {}
 
 
 def test_groups_of_layers(conductor, follow):
@@ -293,7 +302,7 @@ def test_a_master(conductor, make_publisher, make_store, cleanup):
         ("/register", {"endpoint": "tcp://h:1", "instance_id": "x", "block_size": 0}, ["block_size", "1 to"]),
         ("/register", {"endpoint": "tcp://*:1", "instance_id": "x", "block_size": 4}, ["endpoint", "tcp://*:1"]),
         ("/register", {"endpoint": "tcp://nowhere", "instance_id": "x", "block_size": 4}, ["tcp://nowhere"]),
-        ("/register", [], ["JSON object"]),
+        ("/register", [], ["object with endpoint"]),
         ("/query", {"model": "m"}, ["token_ids"]),
         ("/query", {"token_ids": [-1]}, ["token_ids"]),
         ("/query", {"token_ids": ["a"]}, ["token_ids"]),

@@ -13,6 +13,12 @@ def test_nothing_large(module):
     assert done.stdout == "set()\n"
 
 
+def test_a_master_without_kv_events():
+    program = "import sys, mooncake.cli.master; print({'numpy', 'aiohttp', 'zmq'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
 def test_what_needs_numpy_comes_when_it_is_named():
     import mooncake.store
 

@@ -21,13 +21,13 @@ class Registration(msgspec.Struct, frozen=True):
     endpoint: str
     instance_id: str
     block_size: int
-    replay_endpoint: str | None = ""
+    replay_endpoint: str = ""
     type: str = "vLLM"
     modelname: str = ""
-    lora_name: str | None = ""
+    lora_name: str = ""
     tenant_id: str = "default"
     dp_rank: int = 0
-    additionalsalt: str | None = ""
+    additionalsalt: str = ""
 
     @property
     def name(self) -> tuple[str, str, int]:
@@ -46,9 +46,9 @@ class IndexerConfig(msgspec.Struct, frozen=True, kw_only=True):
 def parse_registration(fields: Mapping[str, Any]) -> Registration:
     """Raises ValueError with one sentence."""
     try:
-        made = msgspec.convert(fields, Registration)
-    except msgspec.ValidationError as error:
-        raise ValueError(f"{error}: expected endpoint, instance_id and block_size, and what else there is") from None
+        made = msgspec.convert({name: value for name, value in fields.items() if value is not None}, Registration)
+    except (AttributeError, msgspec.ValidationError) as error:
+        raise ValueError(f"expected an object with endpoint, instance_id and block_size ({error})") from None
     if not made.instance_id or not made.endpoint:
         raise ValueError("instance_id and endpoint must not be empty")
     if not 0 < made.block_size <= 1 << 20:

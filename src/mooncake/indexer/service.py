@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -32,7 +32,7 @@ class _Unregister(msgspec.Struct):
 
 class _Query(msgspec.Struct):
     token_ids: list[int]
-    model: str = ""
+    model: str | None = ""
     lora_name: str | None = ""
     tenant_id: str | None = ""
     instance_id: str | None = ""
@@ -43,7 +43,7 @@ class _Query(msgspec.Struct):
 class _QueryByHash(msgspec.Struct):
     seq_hashes: list[int] | None = None
     block_hash: int | list[int] | None = None
-    model: str = ""
+    model: str | None = ""
     tenant_id: str | None = ""
     instance_id: str | None = ""
     block_size: int | None = 0
@@ -99,10 +99,7 @@ class Indexer:
             logger.info("%s is followed at %s", "|".join(map(str, registration.name)), registration.endpoint)
 
     async def _post_register(self, request: web.Request) -> web.Response:
-        content = msgspec.json.decode(await request.read())
-        if not isinstance(content, dict):
-            raise ValueError("expected a JSON object")
-        registration = parse_registration(content)
+        registration = parse_registration(msgspec.json.decode(await request.read()))
         await self._register(registration)
         return _json({"status": "registered successfully", "instance_id": registration.instance_id})
 
@@ -130,19 +127,18 @@ class Indexer:
             raise ValueError("token_ids must be numbers from 0 to 4294967295") from None
         chains: dict[tuple[int, str, str], Chain] = {}
 
-        def prompt(registration: Registration) -> Prefix | None:
+        def prompts(registration: Registration) -> list[Prefix]:
             lora, salt = asked.lora_name or "", asked.cache_salt or ""
-            if registration.lora_name and registration.lora_name != lora:
-                return None
+            if registration.lora_name not in ("", lora) or registration.additionalsalt not in ("", salt):
+                return []
             if registration.additionalsalt:
-                if registration.additionalsalt != salt:
-                    return None
                 salt = ""  # which all of its blocks have, so that none says so
-            name = registration.block_size, "" if registration.lora_name else lora, salt
-            return chains.setdefault(name, Chain(self._index.hasher, tokens, *name))
+            loras = {lora, ""} if registration.lora_name else {lora}  # of an adapter that is merged no block tells
+            names = [(registration.block_size, one, salt) for one in loras]
+            return [chains.setdefault(name, Chain(self._index.hasher, tokens, *name)) for name in names]
 
         self._metrics.queries.labels("query").inc()
-        return await self._matches(asked, prompt)
+        return await self._matches(asked, prompts)
 
     async def _post_query_by_hash(self, request: web.Request) -> web.Response:
         asked = msgspec.json.decode(await request.read(), type=_QueryByHash)
@@ -153,10 +149,10 @@ class Indexer:
         if asked.block_hash is not None:
             numbers = Known(number for block in numbers if (number := self._index.sequence_of(block)) is not None)
         self._metrics.queries.labels("query_by_hash").inc()
-        return await self._matches(asked, lambda _: numbers)
+        return await self._matches(asked, lambda _: [numbers])
 
     async def _matches(
-        self, asked: _Query | _QueryByHash, prompt: Callable[[Registration], Prefix | None]
+        self, asked: _Query | _QueryByHash, prompts: Callable[[Registration], Sequence[Prefix]]
     ) -> web.Response:
         """By tenant and instance, in tokens."""
         tenant = asked.tenant_id or _DEFAULT_TENANT
@@ -167,10 +163,10 @@ class Indexer:
                 and asked.block_size in (None, 0, first.block_size)
                 and (not asked.model or first.modelname in ("", asked.model))
             )
-            prefix = prompt(first) if wanted else None
-            if prefix is None:
+            results = [match(prompt, ranks) for prompt in prompts(first)] if wanted else []
+            if not results:
                 continue
-            result, size = match(prefix, ranks), first.block_size
+            result, size = max(results, key=lambda one: one.longest), first.block_size
             if result.longest > _LONG:
                 await asyncio.sleep(0)  # others first
             found[name] = {
