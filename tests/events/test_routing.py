@@ -152,6 +152,21 @@ def test_gone_and_back(cleanup, make_engine):  # noqa: F811
     wait_until(lambda: proxy.ask(greedy(2, TEXT))[0] == 200 and _answers(proxy), what="the indexer's return")
 
 
+def test_with_a_secret(cleanup, make_engine, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("MOONCAKE_AUTH_TOKEN", "0123456789abcdef")
+    conductor = Conductor()
+    cleanup.callback(conductor.stop)
+    status, answer = conductor.post("/query", token_ids=[1])
+    assert status == 401
+    assert "MOONCAKE_AUTH_TOKEN" in answer["error_message"]
+    proxy = Proxy(
+        "--policy=prefix_affinity", f"--indexer={conductor.url}", "--indexer-timeout=5", decode=[make_engine()]
+    )
+    cleanup.callback(proxy.stop)
+    ask(proxy, greedy(2, TEXT))
+    assert _answers(proxy)
+
+
 def _answers(proxy) -> bool:
     return any(proxy.metric("mooncake_proxy_indexer_queries_total", result=one) for one in ("unmatched", "matched"))
 

@@ -11,6 +11,7 @@ from mooncake.cli.listening import listen
 from mooncake.errors import ConfigError
 from mooncake.indexer.config import DEFAULT_PATH, DEFAULT_PORT, IndexerConfig, read_config
 from mooncake.installed_once import refuse_if_cpp_installed
+from mooncake.security.secret import warn_if_exposed
 from mooncake.version import __version__
 
 logger = logging.getLogger("mooncake.indexer")
@@ -47,6 +48,7 @@ async def _serve(config: IndexerConfig, listening: socket.socket) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     indexer = Indexer(config)
+    warn_if_exposed(logger, "this indexer", listening.getsockname()[0], indexer.secret)
     try:
         await indexer.start(listening)
     except ValueError as error:

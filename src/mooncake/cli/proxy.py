@@ -16,6 +16,7 @@ from mooncake.proxy.app import Proxy
 from mooncake.proxy.config import Connector, HealthChecks, Limits, ProxyConfig, ResumeBy
 from mooncake.proxy.instances import Instance, Role
 from mooncake.proxy.policies import POLICIES
+from mooncake.security.secret import authorization
 from mooncake.version import __version__
 
 logger = logging.getLogger("mooncake.proxy")
@@ -127,6 +128,7 @@ def _config(options: argparse.Namespace) -> ProxyConfig:
         policy=options.policy,
         prefix_length=options.prefix_length,
         indexer=options.indexer,
+        indexer_headers=authorization() if options.indexer else {},
         indexer_s=options.indexer_timeout,
         connector=options.connector,
         resume_by=options.resume,

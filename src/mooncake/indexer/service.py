@@ -15,6 +15,8 @@ from mooncake.indexer.hashing import Chain, token_bytes
 from mooncake.indexer.index import Holding, Index, Known, Prefix, match
 from mooncake.indexer.metrics import CONTENT_TYPE, Metrics
 from mooncake.indexer.subscription import Subscription
+from mooncake.security.bearer import require_bearer
+from mooncake.security.secret import read_secret
 
 logger = logging.getLogger(__name__)
 
@@ -50,10 +52,11 @@ class _QueryByHash(msgspec.Struct):
 
 
 class Indexer:
-    """Serves on a socket that is listening already."""
+    """Serves on a socket that is listening already.  Raises ConfigError for a secret that is none."""
 
     def __init__(self, config: IndexerConfig) -> None:
         self._config = config
+        self.secret = read_secret()
         self._index = Index(config.seed, config.most_blocks)
         self._subscriptions: dict[tuple[str, str, int], Subscription] = {}
         self._metrics = Metrics(self._index, self._subscriptions)
@@ -63,7 +66,8 @@ class Indexer:
         self._context = zmq.asyncio.Context()
         for registration in self._config.registrations:
             await self._register(registration)
-        application = web.Application(client_max_size=_LARGEST_BODY, middlewares=[_answer_mistakes])
+        middlewares = [*require_bearer(self.secret), _answer_mistakes]
+        application = web.Application(client_max_size=_LARGEST_BODY, middlewares=middlewares)
         router = application.router
         router.add_post("/register", self._post_register)
         router.add_post("/unregister", self._post_unregister)

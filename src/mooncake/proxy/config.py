@@ -1,5 +1,6 @@
 """Settings of one proxy.  Every wait has a limit; all are in seconds."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -50,6 +51,7 @@ class ProxyConfig:
     policy: str = "round_robin"
     prefix_length: int = 1024  # characters (or token ids) of a prompt that prefix_affinity looks at
     indexer: str = ""  # URL of an indexer that prefix_affinity asks, if any
+    indexer_headers: Mapping[str, str] = field(default_factory=dict)  # that it asks for
     indexer_s: float = 0.05  # that a request may wait for it
     connector: Connector = Connector.AUTO
     resume_by: ResumeBy = ResumeBy.TOKENS

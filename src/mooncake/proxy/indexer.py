@@ -46,6 +46,7 @@ class Indexer:
         self._fleet, self._session = fleet, session
         self._url = URL(config.indexer.rstrip("/") + "/query")
         self._limit_s = config.indexer_s
+        self._headers = {**_HEADERS, **config.indexer_headers}
         self._results = metrics.matches
         self._not_before = 0.0
 
@@ -78,7 +79,8 @@ class Indexer:
         asked = {"model": body.get("model") or "", "token_ids": tokens}
         if isinstance(body.get("cache_salt"), str):
             asked["cache_salt"] = body["cache_salt"]
-        answer = msgspec.json.decode(await self._post(self._url, asked), type=dict[str, dict[str, _Match]])
+        found = await self._post(self._url, asked, self._headers)
+        answer = msgspec.json.decode(found, type=dict[str, dict[str, _Match]])
         known = {name: match.longest_matched for tenant in answer.values() for name, match in tenant.items()}
         return {
             one.url: known[name] for one in self._fleet for name in (one.url, URL(one.url).authority) if name in known
@@ -101,10 +103,10 @@ class Indexer:
             return None
         return msgspec.json.decode(await self._post(one.path("/tokenize"), asked), type=_Tokens).tokens
 
-    async def _post(self, url: URL, body: Body) -> bytes:
-        async with self._session.post(url, data=msgspec.json.encode(body), headers=_HEADERS) as response:
+    async def _post(self, url: URL, body: Body, headers: Mapping[str, str] = _HEADERS) -> bytes:
+        async with self._session.post(url, data=msgspec.json.encode(body), headers=headers) as response:
             answer = await response.read()
-            if 400 <= response.status < 500:
+            if 400 <= response.status < 500 and response.status != 401:
                 raise _Unfit
             if response.status != 200:
                 raise ValueError(f"{url} answered {response.status}: {answer[:200].decode(errors='replace')}")
