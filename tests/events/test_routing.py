@@ -91,7 +91,7 @@ def test_one_that_is_busy_is_spared(conductor, fleet):
     proxy, engines, publishers = fleet("--indexer-timeout=5")
     held_by(conductor, engines[0], publishers[0], ids_of(TEXT))
     held_by(conductor, engines[1], publishers[1], ids_of(TEXT), 2)
-    engines[0].control(first_ms=2000)
+    engines[0].control(first_ms=4000)
     waiting = [threading.Thread(target=ask, args=(proxy, greedy(2, TEXT))) for _ in range(2)]
     for i, thread in enumerate(waiting, 1):
         thread.start()

@@ -27,25 +27,25 @@ _LEGACY = {STORED: "BlockStored", REMOVED: "BlockRemoved", CLEARED: "AllBlocksCl
 _TENANT = "default"
 
 
-class _Wire(msgspec.Struct, gc=False):
+class _Wire(msgspec.Struct, gc=False, kw_only=True):
     """One event, as a map in this order.  What is always nil belongs to other programs' events of this form."""
 
     event_id: int
     timestamp: int
     event_type: str
     type: str | msgspec.UnsetType
-    model_name: None
-    block_size: None
-    additional_salt: None
-    lora_name: None
-    tenant_id: str
+    model_name: None = None
+    block_size: None = None
+    additional_salt: None = None
+    lora_name: None = None
+    tenant_id: str = _TENANT
     backend_id: str
     group_id: str
     medium: str | None
-    dp_rank: None
+    dp_rank: None = None
     object_key: str | msgspec.UnsetType | None
-    parent_hash: None
-    token_ids: None
+    parent_hash: None = None
+    token_ids: None = None
     seq_hashes: list[int]
     block_hashes: list[int] | msgspec.UnsetType
     base_block_idx: int | None
@@ -139,32 +139,22 @@ class KvPublisher:
             timestamp=event.time_ms,
             event_type=event.kind,
             type=_LEGACY[event.kind] if self._legacy else msgspec.UNSET,
-            model_name=None,
-            block_size=None,
-            additional_salt=None,
-            lora_name=None,
-            tenant_id=_TENANT,
             backend_id=self._backend_id,
             group_id=event.group,
             medium=event.medium or None,
-            dp_rank=None,
             object_key=(event.key or None) if self._with_keys else msgspec.UNSET,
-            parent_hash=None,
-            token_ids=None,
             seq_hashes=hashes,
-            block_hashes=[_signed(value) for value in hashes] if self._legacy else msgspec.UNSET,
+            block_hashes=list(map(_signed, hashes)) if self._legacy else msgspec.UNSET,
             base_block_idx=0 if event.kind == STORED else None,
         )
 
 
 def hash_in(key: str) -> int | None:
     """The hash that a key is: a number below 2**64, decimal or 0x and hexadecimal; None if it is none."""
-    hexadecimal = key[:2] in ("0x", "0X")
-    digits = key[2:] if hexadecimal else key
-    if not digits.isalnum() or not digits.isascii():
+    if not key.isalnum() or not key.isascii():
         return None
     try:
-        value = int(digits, 16 if hexadecimal else 10)
+        value = int(key, 16 if key[:2] in ("0x", "0X") else 10)
     except ValueError:
         return None
     return value if value < 1 << 64 else None
