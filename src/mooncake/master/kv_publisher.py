@@ -110,12 +110,13 @@ class KvPublisher:
         """Send what waits, as far as one step of the loop goes."""
         stop = time.monotonic() + _STEP_S
         while self._events:
-            self._send(self._events.take(MOST_IN_BATCH))
+            self.send(self._events.take(MOST_IN_BATCH))
             if time.monotonic() >= stop:
                 break
         self._timer = self._loop.call_soon(self._publish) if self._events else None
 
-    def _send(self, events: list[KvEvent]) -> None:
+    def send(self, events: list[KvEvent]) -> None:
+        """One message, of at most MOST_IN_BATCH events."""
         if events[0].number != self._expected:
             self._sequence += 1
         self._expected = events[-1].number + 1
