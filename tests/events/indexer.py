@@ -41,7 +41,7 @@ class Conductor:
         where = {"endpoint": getattr(publisher, "endpoint", publisher)}
         where["replay_endpoint"] = getattr(publisher, "replay_endpoint", "")
         status, answer = self.post(
-            "/register", **where, type="vLLM", modelname="m", instance_id=name, block_size=size, **more
+            "/register", **{**where, "type": "vLLM", "modelname": "m", "instance_id": name, "block_size": size, **more}
         )
         assert (status, answer) == (200, {"status": "registered successfully", "instance_id": name})
         if hasattr(publisher, "wait_for_subscriber"):

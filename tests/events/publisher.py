@@ -35,6 +35,7 @@ class Publisher:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.XPUB)  # as PUB; it sees who subscribes
         self._socket.linger = 0
+        self._socket.setsockopt(zmq.XPUB_VERBOSE, 1)
         self._socket.bind(self.endpoint)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._replay, daemon=True)
@@ -47,8 +48,10 @@ class Publisher:
         self._context.term()
 
     def wait_for_subscriber(self) -> None:
-        assert self._socket.poll(10_000), "nobody subscribed"
-        self._socket.recv()
+        while True:
+            assert self._socket.poll(10_000), "nobody subscribed"
+            if self._socket.recv()[:1] == b"\x01":  # 0: somebody has gone
+                return
 
     def publish(self, *events: dict, lost: bool = False) -> None:
         """One message; `lost` on the way, but kept."""

@@ -316,6 +316,25 @@ def test_mistakes_in_requests(conductor, path, body, parts):
     assert conductor.instances() == []
 
 
+def test_nothing_is_left_of_who_is_unregistered(conductor, cleanup):
+    engine = Publisher()
+    cleanup.callback(engine.stop)
+
+    def come_and_go() -> int:
+        conductor.register("e", engine)
+        engine.publish(stored(PROMPT, 4))
+        conductor.wait_longest(PROMPT, {"e": 40})
+        conductor.register("e", engine, block_size=8)  # anew, in place of the first
+        assert conductor.post("/unregister", instance_id="e")[0] == 200
+        assert http(conductor.url + "/status")[2] == {"blocks": 0, "instances": []}
+        return len(os.listdir(f"/proc/{conductor.process.pid}/fd"))
+
+    before = come_and_go()
+    for _ in range(5):
+        come_and_go()
+    wait_until(lambda: come_and_go() <= before, what="as few descriptors as before")
+
+
 def test_unregistering_what_is_not_there(conductor):
     status, answer = conductor.post("/unregister", instance_id="nobody")
     assert status == 404

@@ -64,6 +64,7 @@ class Subscription:
             self._socket.connect(registration.endpoint)
         except zmq.ZMQError as error:
             self._socket.disable_monitor()
+            self._monitor.close()
             self._socket.close()
             index.leave(self.holding)
             raise ValueError(f"endpoint {registration.endpoint} cannot be used: {error.strerror}") from None
@@ -76,6 +77,7 @@ class Subscription:
         if self._away is not None:
             self._away.cancel()
         self._socket.disable_monitor()
+        self._monitor.close()
         self._socket.close()
         self._index.leave(self.holding)
 

@@ -9,14 +9,19 @@ waited for.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 
 import msgspec
 import zmq
 
 from mooncake.errors import ConfigError
+from mooncake.master.catalog import Catalog
+from mooncake.master.config import MasterConfig
 from mooncake.master.counters import Counters
 from mooncake.master.kv_events import CLEARED, REMOVED, STORED, KvEvent, KvEvents
+
+log = logging.getLogger("mooncake.master")
 
 MOST_IN_BATCH = 64
 _GATHER_S = 0.003  # events of this long go together
@@ -148,6 +153,17 @@ class KvPublisher:
             block_hashes=list(map(_signed, hashes)) if self._legacy else msgspec.UNSET,
             base_block_idx=0 if event.kind == STORED else None,
         )
+
+
+def publish_events(config: MasterConfig, counters: Counters, catalog: Catalog) -> KvPublisher:
+    """From now on, what happens in `catalog`.  Raises ConfigError."""
+    catalog.events = KvEvents(config.kv_events_queue_capacity, counters)
+    publisher = KvPublisher(
+        catalog.events, counters, config.kv_events_endpoint, config.kv_events_backend_id,
+        legacy=config.kv_events_legacy, with_keys=config.kv_events_with_keys,
+    )  # fmt: skip
+    log.info("KV events are published at %s", publisher.endpoint)
+    return publisher
 
 
 def hash_in(key: str) -> int | None:

@@ -29,7 +29,6 @@ from mooncake.master.config import MasterConfig
 from mooncake.master.counters import Counters
 from mooncake.master.directory import Directory
 from mooncake.master.handlers import HANDLERS, Reply, in_steps, must_wait_for, when_ended
-from mooncake.master.kv_events import KvEvents
 from mooncake.master.membership import Client
 from mooncake.master.pool import Segment
 from mooncake.rpc import frame
@@ -81,7 +80,9 @@ class MasterService:
 
     async def start(self) -> None:
         if self.config.kv_events_endpoint:
-            self._publish_events()
+            from mooncake.master.kv_publisher import publish_events
+
+            self._publisher = publish_events(self.config, self.counters, self.directory.catalog)
         self._server = await self._loop.create_server(
             lambda: Session(self), self.config.rpc_address, self.config.rpc_port, backlog=1024
         )
@@ -94,17 +95,6 @@ class MasterService:
     @property
     def publishes_events(self) -> bool:
         return self._publisher is not None
-
-    def _publish_events(self) -> None:
-        from mooncake.master.kv_publisher import KvPublisher
-
-        config = self.config
-        events = self.directory.catalog.events = KvEvents(config.kv_events_queue_capacity, self.counters)
-        self._publisher = KvPublisher(
-            events, self.counters, config.kv_events_endpoint, config.kv_events_backend_id,
-            legacy=config.kv_events_legacy, with_keys=config.kv_events_with_keys,
-        )  # fmt: skip
-        log.info("KV events are published at %s", self._publisher.endpoint)
 
     async def close(self) -> None:
         """Stop listening and drop every connection; quick whatever the directory holds."""
