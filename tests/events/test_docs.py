@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.events.publisher import Publisher
 from tests.processes import BIN, Master, free_port, wait_until
 from tests.proxy.conftest import idle_engines, make_engine  # noqa: F401 -- fixtures
@@ -47,6 +49,7 @@ def test_the_master_and_the_subscriber(cleanup, make_store):
     assert re.fullmatch(r"\d+ stored k\d+ cpu\n", reader.stdout.readline())
 
 
+@pytest.mark.slow
 def test_the_indexer_and_the_proxy(cleanup, make_engine):  # noqa: F811
     publisher = Publisher()
     cleanup.callback(publisher.stop)

@@ -328,6 +328,7 @@ def test_overflow_drops_the_oldest_and_leaves_a_gap(make_publisher, make_store, 
     assert subscriber.events[-1]["event_id"] == first + 100
 
 
+@pytest.mark.slow
 def test_a_slow_and_a_dead_subscriber_cost_nothing(make_publisher, make_store, make_worker, subscribe):
     master, endpoint = make_publisher()
     store = make_store(at=master)

@@ -110,6 +110,7 @@ def test_a_prompt_that_nobody_has_goes_to_one_instance(conductor, fleet):
     assert proxy.metric("mooncake_proxy_indexer_queries_total", result="unmatched") == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["indexer", "tokenizer"])
 def test_late(cleanup, make_engine, who):  # noqa: F811
     """A request waits no longer than the limit, and then nobody is asked for a while."""
@@ -136,6 +137,7 @@ def test_late(cleanup, make_engine, who):  # noqa: F811
     conductor.process.send_signal(signal.SIGCONT)
 
 
+@pytest.mark.slow
 def test_gone_and_back(cleanup, make_engine):  # noqa: F811
     conductor = Conductor()
     engines = [make_engine() for _ in range(2)]
