@@ -28,7 +28,8 @@ from mooncake.master.config import MasterConfig
 from mooncake.master.counters import Counters
 from mooncake.master.flag_table import FLAGS, Value
 from mooncake.master.flags import Settings, help_text, parse_command_line, read_settings
-from mooncake.master.service import MasterService, serve
+from mooncake.master.service import MasterService
+from mooncake.master.snapshots.settings import SnapshotSettings, snapshot_settings
 from mooncake.rpc.descriptors import allow_many
 from mooncake.security.secret import warn_if_exposed
 from mooncake.version import __version__
@@ -73,9 +74,10 @@ async def _run(settings: Settings) -> None:
     for number in _SIGNALS:
         loop.add_signal_handler(number, stopped.set)
     config = _master_config(settings)
+    snapshots = snapshot_settings(values)
     admin_socket = _listen(str(values["metrics_host"]), int(values["metrics_port"]), "metrics_host", "metrics_port")
     metadata_socket = _listen_for_metadata(values)
-    service = await _serve(config, "port" if settings.values["rpc_port"] == 0 else "rpc_port")
+    service = await _serve(config, "port" if values["rpc_port"] == 0 else "rpc_port", snapshots)
     warn_if_exposed(logger, "this master", config.rpc_address, service.secret)
     for note in settings.notes:
         logger.warning("%s", note)
@@ -92,11 +94,24 @@ async def _run(settings: Settings) -> None:
     await service.close()
 
 
-async def _serve(config: MasterConfig, flag: str) -> MasterService:
+async def _serve(config: MasterConfig, flag: str, snapshots: SnapshotSettings | None) -> MasterService:
+    service = MasterService(config, Counters())
+    directory, restored = service.directory, None
+    if snapshots is not None and snapshots.restores:
+        from mooncake.master.snapshots.restore import restore
+
+        restored = await restore(directory, snapshots)
     try:
-        return await serve(config, Counters())
+        await service.start()
     except OSError as error:
         raise _no_port(config.rpc_address, config.rpc_port, "rpc_address", flag, error) from None
+    if restored is not None:
+        service.spawn(restored.finish(directory))
+    if snapshots is not None and snapshots.writes:
+        from mooncake.master.snapshots.keeper import Keeper
+
+        service.spawn(Keeper(directory, snapshots).run())
+    return service
 
 
 async def _start_http(

@@ -392,6 +392,17 @@ class Catalog:
             freed += self._evict(unit, now)
         return freed
 
+    def order(self, length: int) -> Iterator[list[Unit]]:
+        """The units that may leave, in the order in which they would, in lists (see EvictionPolicy.walk)."""
+        yield from self._idle.walk(length)
+        yield from self._soft.walk(length)
+
+    def leave_first(self, unit: Unit) -> None:
+        """`unit` shall leave before all others, unless it may not at all or was used under this master."""
+        if not unit.lease and unit in self._order_of(unit):
+            self._take_out(unit)
+            self._order_of(unit).put_first(unit)
+
     def _soft_victim(self) -> Unit | None:
         return self._soft.victim() if self._config.allow_evict_soft_pinned else None
 

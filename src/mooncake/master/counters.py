@@ -30,6 +30,9 @@ _EVENTS = (
     "master_promotion_candidate_recorded_total",
     "mooncake_kv_events_batches_total", "mooncake_kv_events_dropped_total", "mooncake_kv_events_published_total",
     "mooncake_kv_events_unparsed_keys_total",
+    "mooncake_snapshots_written_total", "mooncake_snapshots_failed_total", "mooncake_snapshots_damaged_total",
+    "mooncake_snapshot_restores_total", "mooncake_snapshot_restore_failures_total", "mooncake_snapshot_bytes",
+    "mooncake_snapshot_time_seconds", "mooncake_snapshot_duration_ms",
     "mem_cache_hit_nums_", "mem_cache_hit_bytes_total", "total_get_nums_", "valid_get_nums_",
 )  # fmt: skip
 VALUE_SIZE_CLASSES = 64

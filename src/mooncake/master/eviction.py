@@ -9,11 +9,13 @@ policy nothing, and a leased unit is looked at once a lease at most.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from typing import Protocol
 
 from mooncake.master.objects import FRESH, Unit
 
 _SHARED_S = 0.01
+_MARK = 1 << 8  # no unit: the place of a walk; no flag of `objects`
 
 
 class EvictionPolicy(Protocol):
@@ -27,6 +29,13 @@ class EvictionPolicy(Protocol):
 
     def victim(self) -> Unit | None:
         """The unit that should go next; it stays in the policy."""
+
+    def put_first(self, unit: Unit) -> None:
+        """`unit`, which is in the policy, shall go before all others."""
+
+    def walk(self, length: int) -> Iterator[list[Unit]]:
+        """All units, those first that go first, in lists of at most `length`.  Units may come and go between two
+        lists; one that is touched meanwhile comes again.  Run it to its end, or close it."""
 
     def __contains__(self, unit: Unit) -> bool: ...
 
@@ -55,8 +64,38 @@ class Lru:
             unit.before = unit.after = None
 
     def victim(self) -> Unit | None:
-        oldest = self._end.after
-        return None if oldest is self._end else oldest
+        end = self._end
+        oldest = end.after
+        while oldest.flags & _MARK:  # type: ignore[union-attr]
+            oldest = oldest.after  # type: ignore[union-attr]
+        return None if oldest is end else oldest
+
+    def put_first(self, unit: Unit) -> None:
+        self.remove(unit)
+        self._insert_after(self._end, unit)
+
+    def walk(self, length: int) -> Iterator[list[Unit]]:
+        mark = Unit(flags=_MARK)
+        self._insert_after(self._end, mark)
+        try:
+            while True:
+                units: list[Unit] = []
+                unit = mark
+                while len(units) < length and (unit := unit.after) is not self._end:  # type: ignore[assignment]
+                    if not unit.flags & _MARK:
+                        units.append(unit)
+                if not units:
+                    return
+                self.remove(mark)
+                self._insert_after(units[-1], mark)
+                yield units
+        finally:
+            self.remove(mark)
+
+    def _insert_after(self, before: Unit, unit: Unit) -> None:
+        after = before.after
+        unit.before, unit.after = before, after
+        before.after = after.before = unit  # type: ignore[union-attr]
 
     def __contains__(self, unit: Unit) -> bool:
         return unit.before is not None

@@ -47,7 +47,6 @@ class Capability(NamedTuple):
 
 HIGH_AVAILABILITY = Capability("high availability (several masters)", "enable_ha")
 OPLOG = Capability("the replicated operation log", "enable_oplog")
-SNAPSHOTS = Capability("snapshots of the directory", "enable_snapshot")
 FILE_TIER = Capability("a shared file system as storage tier")
 NVME_OF = Capability("NVMe-over-fabrics segments")
 CXL = Capability("CXL memory", "enable_cxl")
@@ -58,7 +57,8 @@ TENANTS = Capability("tenants with quotas", "enable_multi_tenants")
 
 class Flag(NamedTuple):
     """One row.  `lacks`: any value but the default is refused, for want of this capability; `lacks_choice`: some
-    of the choices are.  `inert`: why a value is accepted though it changes nothing here."""
+    of the choices are.  `inert`: why a value is accepted though it changes nothing here.  `serves`: the switches without
+    any of which it has no effect."""
 
     name: str
     kind: Kind
@@ -73,6 +73,7 @@ class Flag(NamedTuple):
     file_name: str = ""  # in the config file, where that differs
     in_file: bool = True
     switch: str = ""  # the flag without which this one has no effect
+    serves: tuple[str, ...] = ()
 
     @property
     def field(self) -> str:
@@ -127,12 +128,15 @@ def _ratio(name: str, default: float, text: str, lacks: Capability | None = None
     return Flag(name, Kind.DOUBLE, default, text, lacks, least=0.0, most=1.0)
 
 
+def _snapshot(name: str, kind: Kind, default: Value, text: str, least: float | None = None) -> Flag:
+    return Flag(name, kind, default, text, least=least, serves=("enable_snapshot", "enable_snapshot_restore"))
+
+
 BOOL, INT32, INT64, UINT32, UINT64 = Kind.BOOL, Kind.INT32, Kind.INT64, Kind.UINT32, Kind.UINT64
 DOUBLE, STRING, DURATION = Kind.DOUBLE, Kind.STRING, Kind.DURATION
 
 _ONE_LOOP = "the master is one event loop; the figure is only logged"
 _NOT_IN_EVENTS = "it is no part of KV events"
-_ONE_CLUSTER = "a name for logs only, without high availability and file storage"
 
 # fmt: off
 FLAGS: tuple[Flag, ...] = (
@@ -168,7 +172,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("allow_evict_soft_pinned_objects", BOOL, True, "Evict soft-pinned objects when nothing else can be evicted"),
     _ratio("eviction_ratio", 0.05, "Share of the pool that one eviction frees at least"),
     _ratio("eviction_high_watermark_ratio", 0.9, "Share of the pool in use above which eviction starts ahead of demand (1: only on demand)"),
-    Flag("cluster_id", STRING, "mooncake_cluster", "Name of this cluster", inert=_ONE_CLUSTER),
+    Flag("cluster_id", STRING, "mooncake_cluster", "Name of this cluster, under which its snapshots lie"),
     # Tasks
     Flag("max_total_finished_tasks", UINT32, 10_000, "Finished tasks to remember"),
     Flag("max_total_pending_tasks", UINT32, 10_000, "Tasks that may wait"),
@@ -209,19 +213,19 @@ FLAGS: tuple[Flag, ...] = (
     Flag("oplog_poll_interval_ms", INT32, 1000, "Milliseconds between a standby's polls", OPLOG),
     Flag("oplog_batch_max_entries", UINT32, 1024, "Entries of one batch of the log", OPLOG),
     Flag("batch_oplog_retry_timeout_sec", UINT32, 180, "Seconds a standby retries", OPLOG),
-    Flag("enable_snapshot", BOOL, False, "Write the directory to storage at intervals", SNAPSHOTS),
-    Flag("enable_snapshot_restore", BOOL, False, "Start from the last snapshot", SNAPSHOTS),
-    Flag("snapshot_interval_seconds", UINT64, 600, "Seconds between snapshots", SNAPSHOTS),
-    Flag("snapshot_child_timeout_seconds", UINT64, 300, "Seconds that writing one may take", SNAPSHOTS),
-    Flag("snapshot_retention_count", UINT32, 2, "Snapshots to keep", SNAPSHOTS),
-    Flag("snapshot_backup_dir", STRING, "", "Local directory with copies of snapshots", SNAPSHOTS),
-    Flag("snapshot_object_store_type", STRING, "", "Where snapshots lie: local or s3", SNAPSHOTS),
-    Flag("snapshot_payload_store_type", STRING, "", "Deprecated name of snapshot_object_store_type", SNAPSHOTS),
-    Flag("snapshot_payload_backend_type", STRING, "", "Deprecated name of snapshot_object_store_type", SNAPSHOTS),
-    Flag("snapshot_catalog_store_type", STRING, "", "Where the list of snapshots lies: embedded or redis", SNAPSHOTS),
-    Flag("snapshot_catalog_backend_type", STRING, "", "Deprecated name of snapshot_catalog_store_type", SNAPSHOTS),
-    Flag("snapshot_catalog_store_connstring", STRING, "", "How to reach that list", SNAPSHOTS),
-    Flag("snapshot_catalog_backend_connstring", STRING, "", "Deprecated name of snapshot_catalog_store_connstring", SNAPSHOTS),
+    Flag("enable_snapshot", BOOL, False, "Write what the segments' own tables do not hold to storage at intervals"),
+    Flag("enable_snapshot_restore", BOOL, False, "Begin with the newest whole snapshot"),
+    _snapshot("snapshot_interval_seconds", UINT64, 600, "Seconds between snapshots", least=1),
+    _snapshot("snapshot_child_timeout_seconds", UINT64, 300, "Seconds that writing one may take", least=1),
+    _snapshot("snapshot_retention_count", UINT32, 2, "Snapshots to keep", least=1),
+    _snapshot("snapshot_backup_dir", STRING, "", "Local directory for snapshots that could not be written where they should be"),
+    _snapshot("snapshot_object_store_type", STRING, "", "Where snapshots lie: local ($MOONCAKE_SNAPSHOT_LOCAL_PATH) or s3 ($MOONCAKE_AWS_...)"),
+    _snapshot("snapshot_payload_store_type", STRING, "", "Deprecated name of snapshot_object_store_type"),
+    _snapshot("snapshot_payload_backend_type", STRING, "", "Deprecated name of snapshot_object_store_type"),
+    _snapshot("snapshot_catalog_store_type", STRING, "", "Where the list of snapshots lies: embedded (beside them, also if empty) or redis"),
+    _snapshot("snapshot_catalog_backend_type", STRING, "", "Deprecated name of snapshot_catalog_store_type"),
+    _snapshot("snapshot_catalog_store_connstring", STRING, "", "How to reach that list: redis://HOST:PORT"),
+    _snapshot("snapshot_catalog_backend_connstring", STRING, "", "Deprecated name of snapshot_catalog_store_connstring"),
     # Tenants, replication, events, metadata
     Flag("enable_multi_tenants", BOOL, False, "Give each tenant keys and a quota of its own", TENANTS),
     Flag("tenant_quota_connector_type", STRING, "file", "Where the tenants' quotas are kept: file or etcd", TENANTS),

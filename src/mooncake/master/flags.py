@@ -151,6 +151,8 @@ def _effect(flag: Flag, values: Mapping[str, Value], written: Mapping[str, str])
     lacks = flag.lacks or flag.lacks_choice.get(str(value))
     if flag.switch and not values[flag.switch]:
         return [f"{written[flag.name]} has no effect while {flag.switch} is off."]
+    if lacks is None and flag.serves and not any(values[switch] for switch in flag.serves):
+        return [f"{written[flag.name]} has no effect while {' and '.join(flag.serves)} are off."]
     if lacks is None:
         return [f"{written[flag.name]} has no effect: {flag.inert}."] if flag.inert else []
     if _switched_off(lacks, flag, values, written):

@@ -100,6 +100,11 @@ COUNTERS: dict[str, str] = {
     "mooncake_kv_events_batches_total": "KV events: messages that held them",
     "mooncake_kv_events_dropped_total": "KV events: lost because too many waited",
     "mooncake_kv_events_unparsed_keys_total": "KV events: published without a hash, since the key is none",
+    "mooncake_snapshots_written_total": "Snapshots written",
+    "mooncake_snapshots_failed_total": "Snapshots that could not be written, or only to the backup folder",
+    "mooncake_snapshots_damaged_total": "Snapshots that were found damaged at the start",
+    "mooncake_snapshot_restores_total": "1 if the master began with a snapshot",
+    "mooncake_snapshot_restore_failures_total": "Snapshot stores that could not be read at the start",
     **{f"master_promotion_{name}": f"Disk tier: {text}" for name, text in _PROMOTIONS.items()},
 }
 GAUGES: dict[str, str] = {
@@ -134,6 +139,9 @@ OWN_GAUGES: dict[str, str] = {
     "mooncake_read_leases": "Read leases of gets under way",
     "mooncake_open_puts": "Puts that were granted room and have not ended",
     "mooncake_waiting_puts": "Puts that wait for room",
+    "mooncake_snapshot_time_seconds": "When the last snapshot was written, in seconds since the epoch; 0: not yet",
+    "mooncake_snapshot_bytes": "Size of the last snapshot",
+    "mooncake_snapshot_duration_ms": "How long it took to write it",
     "mooncake_disk_tiers": "Disk tier: segment servers with a disk that takes values",
     "mooncake_offload_queue": "Disk tier: values that wait to be written",
     "mooncake_disk_written_bytes": "Disk tier: bytes of values written since the servers' start",

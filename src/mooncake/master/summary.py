@@ -98,7 +98,10 @@ def _master(values: Mapping[str, float], rate: Callable[[str], float]) -> str:
             f"cancelled={count('promotion_cancelled_total')}, expired={count('promotion_expired_total')}, "
             f"bytes={size_text(count('promotion_completed_bytes_total'))}, rejected(freq/wm/cap)=0/0/0"
         ),
-        "Snapshots: Success=0, Fail=0",
+        (
+            f"Snapshots: Success={int(values['mooncake_snapshots_written_total'])}, "
+            f"Fail={int(values['mooncake_snapshots_failed_total'])}"
+        ),
     ]
     return " | ".join(parts)
 

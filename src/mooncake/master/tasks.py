@@ -49,6 +49,7 @@ class Task(msgspec.Struct, eq=False):
     attempts: int = 0
     not_before: float = 0.0
     message: str = ""
+    resumed: bool = False  # a former master had begun it, and may have done it
 
 
 class _Running(msgspec.Struct, eq=False):
@@ -155,6 +156,31 @@ class Tasks:
         self._pending.append(task)
         return number
 
+    # -- from one master to the next
+
+    def all(self) -> list[Task]:
+        """Every task that is remembered; those that have ended in the order in which they did."""
+        ended = [self._all[number] for number in self._finished]
+        return ended + [task for task in self._all.values() if task.status in (PENDING, PROCESSING)]
+
+    def remember(self, tasks: list[Task]) -> None:
+        """Tasks of a former master; those that had not ended wait for `resume`."""
+        for task in tasks:
+            if task.status in (FAILED, SUCCESS):
+                self._finished.append(task.number)
+            else:
+                task.status = PENDING
+            task.since, task.resumed = self._clock(), True
+            self._all[task.number] = task
+
+    def resume(self) -> None:
+        """The segments of the former master are back, as far as they come: begin its tasks again."""
+        now = self._clock()
+        for task in self._all.values():
+            if task.resumed and task.status == PENDING:
+                task.since = now
+                self._pending.append(task)
+
     # -- running
 
     def tick(self, now: float) -> None:
@@ -183,7 +209,10 @@ class Tasks:
             return
         source = self._source(obj, task.source)
         if source is None:
-            self._retry(task, ErrorCode.REPLICA_NOT_FOUND, now)
+            if task.resumed and all(self._source(obj, name) is not None for name in task.targets):
+                self._end(task, SUCCESS, _DONE, now)
+            else:
+                self._retry(task, ErrorCode.REPLICA_NOT_FOUND, now)
             return
         lacking = [name for name in task.targets if not any(_lies_in(replica, name) for replica in replicas(obj))]
         placed = self._place(obj, source, lacking)

@@ -6,6 +6,8 @@ segment.  If there are too many, or the time is over, one number stands for all:
 
 from __future__ import annotations
 
+from mooncake.master.former import Former
+
 _MOST = 100_000
 
 
@@ -19,6 +21,16 @@ class Tombstones:
         self._groups: dict[str, int] = {}
         self.floor = 0
         self.undelivered: dict[int, dict[int, int]] = {}  # segment → head slot → seq of kills it has not confirmed
+        self.former: Former | None = None  # of the snapshot that we began with
+
+    @property
+    def keys(self) -> dict[str, int]:
+        """Key → number up to which its records are dead; to be read only.  Likewise `groups`."""
+        return self._seqs
+
+    @property
+    def groups(self) -> dict[str, int]:
+        return self._groups
 
     def lost(self, segment: int, doomed: dict[int, int], now: float) -> None:
         """A segment went away with these kills (by head slot) unconfirmed."""
@@ -57,6 +69,7 @@ class Tombstones:
         if self._until and now >= self._until:
             self._until = 0.0
             self.undelivered.clear()
+            self.former = None
             self.raise_floor(seq)
 
     def kills(self, segment: int, slot: int, key: str, group: str, seq: int, version: int) -> bool:
@@ -66,4 +79,5 @@ class Tombstones:
             or version <= self._seqs.get(key, 0)
             or (bool(group) and version <= self._groups.get(group, 0))
             or seq <= self.undelivered.get(segment, {}).get(slot, 0)
+            or (self.former is not None and self.former.kills(segment, slot, key, group, seq, version))
         )
