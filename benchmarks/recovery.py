@@ -5,7 +5,8 @@
 Puts objects of one granule with 115-byte keys (as vLLM's connector makes them) into the segments of `servers` private
 segment servers, kills the master with SIGKILL, starts it again at once, and prints when its port answered, when the
 acknowledged objects could be read (5,000 of them are asked for until all are there; counted from the start of the
-process), how many of all could be then, and the longest answer to an existence probe of another process meanwhile.
+process), how many of all could be then, the master's CPU time until all were counted, and the longest answer to an
+existence probe of another process meanwhile.
 """
 
 import argparse
@@ -14,7 +15,7 @@ import time
 
 from tests.processes import SETUP, Master, Worker
 
-from benchmarks.master_memory import KEY_LENGTH, MIB, PREPARE, PUT, resident
+from benchmarks.master_memory import KEY_LENGTH, MIB, PREPARE, PUT, cpu_seconds, resident
 
 FIND = """
 import time
@@ -78,6 +79,7 @@ def measure(objects: int, servers: int, flags: list[str]) -> dict[str, object]:
         workers[0].send(FIND, objects=objects, length=KEY_LENGTH, limit=began + LIMIT)
         last, found = workers[0].receive()
         slowest, probes = prober(PROBED)
+        used = cpu_seconds(master.process.pid)
         return {
             "objects": objects,
             "servers": servers,
@@ -85,6 +87,7 @@ def measure(objects: int, servers: int, flags: list[str]) -> dict[str, object]:
             "port_answers_s": round(answers, 3),
             "all_readable_s": round(last - began, 2),
             "readable": found,
+            "master_cpu_s": round(used, 2),
             "slowest_probe_ms": round(slowest * 1e3, 1),
             "probes": probes,
             "master_MiB": round(resident(master.process.pid) / MIB),

@@ -185,6 +185,26 @@ class Allocator:
             return False
         return True
 
+    def reserve_each(self, starts: list[int], sizes: list[int]) -> list[bool]:
+        """As `reserve` of each of these extents.  Those that adjoin, as values of one put do, are taken together."""
+        done: list[bool] = []
+        first, begin, end = 0, 0, 0
+        for i, start in enumerate(starts):
+            if start != end:
+                done += self._reserve_run(starts[first:i], sizes[first:i], begin, end)
+                first, begin, end = i, start, start
+            end += -(-sizes[i] // GRANULE) * GRANULE
+        return done + self._reserve_run(starts[first:], sizes[first:], begin, end)
+
+    def _reserve_run(self, starts: list[int], sizes: list[int], begin: int, end: int) -> list[bool]:
+        if begin < end and begin >= 0 and not begin % GRANULE and end <= self.size:
+            try:
+                self._mark(begin, end - begin)
+                return [True] * len(starts)
+            except ValueError:
+                pass
+        return [self.reserve([start, size]) for start, size in zip(starts, sizes, strict=True)]
+
     def find_holes(self) -> Iterator[None]:
         """After the last `reserve`: learn the holes, in steps between which extents may be released."""
         for region, taken in enumerate(self._taken):

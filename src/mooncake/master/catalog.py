@@ -106,6 +106,14 @@ class Catalog:
         if self.events is not None:
             self.events.changed(obj)
 
+    def insert_plain(self, objects: list[Object], now: float) -> list[int]:
+        """As `insert` of each of these, which have neither group nor pin, if its key is not there; the indexes of the
+        others."""
+        there = self.objects.insert_missing(objects)
+        left = set(there)
+        self._fresh.add_new([obj for i, obj in enumerate(objects) if i not in left] if left else list(objects), now)
+        return there
+
     def _join(self, obj: Object, name: str) -> None:
         group = self.group(name)
         obj.group = group

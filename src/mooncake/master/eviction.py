@@ -24,6 +24,9 @@ class EvictionPolicy(Protocol):
     def touch(self, unit: Unit) -> None:
         """`unit` was put, or its last lease has ended just now.  It may be in the policy already."""
 
+    def touch_new(self, units: list[Unit]) -> None:
+        """As `touch` of each; none of them is in the policy."""
+
     def remove(self, unit: Unit) -> None:
         """`unit` is gone or may not go.  No error if it is not in the policy."""
 
@@ -56,6 +59,15 @@ class Lru:
         newest = end.before
         unit.before, unit.after = newest, end
         newest.after = end.before = unit  # type: ignore[union-attr]
+
+    def touch_new(self, units: list[Unit]) -> None:
+        end = self._end
+        newest = end.before
+        for unit in units:
+            unit.before = newest
+            newest.after = unit  # type: ignore[union-attr]
+            newest = unit
+        newest.after, end.before = end, newest  # type: ignore[union-attr]
 
     def remove(self, unit: Unit) -> None:
         before, after = unit.before, unit.after
@@ -120,6 +132,13 @@ class Fresh:
         if not self._moments or now >= self._moments[-1][0] + _SHARED_S:
             self._moments.append((now, []))
         self._moments[-1][1].append(unit)
+
+    def add_new(self, units: list[Unit], now: float) -> None:
+        """As `add` of each; none of them is in any order."""
+        for unit in units:
+            unit.flags |= FRESH
+        self.order.touch_new(units)
+        self._moments.append((now, units))
 
     def remove(self, unit: Unit) -> None:
         unit.flags &= ~FRESH

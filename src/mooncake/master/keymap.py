@@ -57,6 +57,26 @@ class KeyMap:
         self._shards[hash(obj.key) & _LAST][obj.key] = obj
         self._count += 1
 
+    def insert_missing(self, objects: list[Object]) -> list[int]:
+        """Add those whose keys are not there; the indexes of the others."""
+        self.version += 1
+        there = []
+        first = self._first
+        if len(first) + len(objects) <= _FIRST and not self._count:
+            for i, obj in enumerate(objects):
+                if first.setdefault(obj.key, obj) is not obj:
+                    there.append(i)
+            return there
+        if not self._shards:
+            self._shards = [{} for _ in range(_SHARDS)]
+        shards = self._shards
+        for i, obj in enumerate(objects):  # looked for and added at once: what takes long is to reach the memory
+            key = obj.key
+            if key in first or shards[hash(key) & _LAST].setdefault(key, obj) is not obj:
+                there.append(i)
+        self._count += len(objects) - len(there)
+        return there
+
     def pop(self, key: str) -> Object | None:
         self.version += 1
         found = self._first.pop(key, None)

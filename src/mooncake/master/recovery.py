@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from itertools import compress
 
 import msgspec
 
 from mooncake.master.catalog import Catalog
 from mooncake.master.granting import Granting
-from mooncake.master.objects import HARD_PIN, Object, OnDisk, PartAt, Replica, lay
+from mooncake.master.objects import HARD_PIN, MOST_FLAT_SLOTS, SLOT_COUNT_BITS, Object, OnDisk, PartAt, Replica, lay
 from mooncake.master.pool import Pool, Segment
 from mooncake.master.tombstones import Tombstones
 from mooncake.rpc.messages import Record
@@ -27,7 +28,9 @@ from mooncake.transfer.table import COMPLETE, REMOVED, WRITING
 
 log = logging.getLogger("mooncake.master")
 
-_AT_ONCE = 200  # records in one step (5-8 us each)
+_SLOTS_TAKEN = "its slots are taken or out of range"
+_EXTENTS_TAKEN = "its extents are taken or out of range"
+_AT_ONCE = 400  # records in one step (3 us each, unusual ones 5-8)
 
 
 class Assembly(msgspec.Struct, eq=False):
@@ -64,9 +67,9 @@ class Recovery:
             now = self._clock()
             if segment.filled or not segment.mounted:
                 return
+            segment.heard = now  # it has no time for heartbeats
             self._granting.expect_others(now)
-            for record in records[at : at + _AT_ONCE]:
-                self._take(segment, record, now)
+            self._take_some(segment, records[at : at + _AT_ONCE], now)
             yield
         if not last or segment.filled:
             return
@@ -78,19 +81,74 @@ class Recovery:
         self._tombstones.undelivered.pop(segment.number, None)
         self._pool.refresh(self._clock())
 
+    def _take_some(self, segment: Segment, records: list[Record], now: float) -> None:
+        """First those that can be taken together, as nearly all can: most of a recovery's time goes into them."""
+        plain: list[Record] = []
+        others: list[Record] = []
+        for record in records:
+            (plain if _is_plain(record) else others).append(record)
+        if not self._tombstones.quiet:
+            kills, number = self._tombstones.kills, segment.number
+            dead = [kills(number, r.slots[0], r.body.key, "", r.seq, r.seq) for r in plain]
+            others += compress(plain, dead)
+            plain = [record for record, is_dead in zip(plain, dead, strict=True) if not is_dead]
+        self._take_together(segment, plain, now)
+        for record in others:
+            self._take(segment, record, now)
+
+    def _take_together(self, segment: Segment, records: list[Record], now: float) -> None:
+        """Take plain records that no tombstone kills."""
+        fit = segment.slots.reserve_runs([record.slots for record in records])
+        if not all(fit):
+            for record in compress(records, [not fits for fits in fit]):
+                self._doubt(segment, record, _SLOTS_TAKEN)
+            records = list(compress(records, fit))
+        extents = [record.body.extents for record in records]
+        fit = segment.allocator.reserve_each([start for start, _ in extents], [size for _, size in extents])
+        if not all(fit):
+            for record in compress(records, [not fits for fits in fit]):
+                self._kill_doubtful(segment, record, _EXTENTS_TAKEN)
+            records = list(compress(records, fit))
+        clients = self._clients
+        objects: list[Object] = []
+        for record in records:
+            body, run = record.body, record.slots
+            client = clients.setdefault(body.client, body.client)
+            at = run[0] << SLOT_COUNT_BITS | len(run)
+            objects.append(  # by position, since that takes half the time: Unit's fields, then its own
+                Object(
+                    0.0, 0, 0, None, None,
+                    body.key, body.size, record.seq, segment, body.extents[0], at, (), None, client,
+                )
+            )  # fmt: skip
+        highest = max([record.seq for record in records], default=0)
+        self._granting.skip_to(highest)
+        segment.first_seq = max(segment.first_seq, highest + 1)
+        for i in self._catalog.insert_plain(objects, now):
+            self._believe(segment, records[i], now)
+
     def _take(self, segment: Segment, record: Record, now: float) -> None:
         if not record.slots:
             return
-        slot, seq, body = record.slots[0], record.seq, record.body
         problem = _problem(record)
         if not segment.slots.reserve(record.slots):
-            problem = "its slots are taken or out of range"
-        elif problem is not None or not segment.allocator.reserve(body.extents):
-            problem = problem or "its extents are taken or out of range"
-            self._pool.kill_unread(PartAt(segment, tuple(record.slots), ()), seq, clean=False)
-        if problem is not None:
-            log.warning("segment %s: record of key %r is not believed: %s", segment.name, body.key[:200], problem)
-            return
+            self._doubt(segment, record, _SLOTS_TAKEN)
+        elif problem is not None or not segment.allocator.reserve(record.body.extents):
+            self._kill_doubtful(segment, record, problem or _EXTENTS_TAKEN)
+        else:
+            self._believe(segment, record, now)
+
+    def _kill_doubtful(self, segment: Segment, record: Record, problem: str) -> None:
+        """Its slots were free."""
+        self._pool.kill_unread(PartAt(segment, tuple(record.slots), ()), record.seq, clean=False)
+        self._doubt(segment, record, problem)
+
+    def _doubt(self, segment: Segment, record: Record, problem: str) -> None:
+        log.warning("segment %s: record of key %r is not believed: %s", segment.name, record.body.key[:200], problem)
+
+    def _believe(self, segment: Segment, record: Record, now: float) -> None:
+        """Its slots and extents are reserved."""
+        slot, seq, body = record.slots[0], record.seq, record.body
         version = body.version or seq
         part = PartAt(segment, tuple(record.slots), tuple(body.extents), 0 if version == seq else seq)
         self._granting.skip_to(seq)
@@ -189,6 +247,23 @@ def _link(obj: Object, part: PartAt, body: Body) -> None:
     """A record that was promoted says which value on its server's disk is the same."""
     if body.from_disk and body.parts == 1 and obj.disk is None:
         obj.disk = OnDisk(part.segment, body.from_disk, there=False)
+
+
+def _is_plain(record: Record) -> bool:
+    """Whether it is right by itself, and that of a whole value in one extent that is neither pinned nor grouped."""
+    body, slots = record.body, record.slots
+    return (
+        record.state == COMPLETE
+        and 0 < record.seq < 1 << 62
+        and 0 < len(slots) <= MOST_FLAT_SLOTS
+        and slots[-1] - slots[0] == len(slots) - 1
+        and len(body.extents) == 2
+        and body.extents[1] == body.size > 0
+        and body.parts == 1
+        and body.part == 0 <= body.replica
+        and not (body.group or body.hard_pin or body.soft_pin_since or body.version or body.from_disk)
+        and body.key != ""
+    )
 
 
 def _problem(record: Record) -> str | None:

@@ -56,7 +56,7 @@ def _announce(session: Session, request: m.Announce) -> Reply:
 
 async def _take_in(session: Session, segment: Segment, request: m.Announce) -> Message:
     service = session.service
-    async with session.in_turn:
+    async with session.in_turn, service.taking_in:
         steps = service.directory.announce(segment, request.records, request.last)
         await in_steps(steps_of(steps), service.flush)
     if request.last:

@@ -73,6 +73,7 @@ class MasterService:
         self._timer: asyncio.TimerHandle | None = None
         self._working: asyncio.Handle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self.taking_in = asyncio.Lock()  # one announcement at a time, so that all together leave room for others
         self._next_collection = 0.0
         self._awake = False
         self._awake_until = self._crowded_until = self._looked = 0.0

@@ -7,10 +7,12 @@ Freed runs are kept by length and reused as they are: records of one deployment 
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Iterator, Sequence
 
 _MOST_RECOVERED = 1 << 28
+_FREE = re.compile(rb"\0+").finditer
 
 
 class Slots:
@@ -83,17 +85,36 @@ class Slots:
         self.used += len(slots)
         return True
 
+    def reserve_runs(self, runs: Sequence[Sequence[int]]) -> list[bool]:
+        """As `reserve` of each; the slots of each are in a row.  One call for many, since a recovery has millions."""
+        seen, limit = self._seen, min(self.total, _MOST_RECOVERED)
+        highest = max([run[-1] for run in runs], default=0)
+        if len(seen) <= highest < limit:
+            seen.extend(bytes(min(self.total, highest * 2 + 1024) - len(seen)))
+        done = []
+        for run in runs:
+            first, last = run[0], run[-1]
+            free = first >= 0 and last < limit and seen.find(1, first, last + 1) < 0
+            if free:
+                seen[first] = 1
+                if last != first:
+                    seen[first : last + 1] = b"\1" * len(run)
+                self.used += len(run)
+            done.append(free)
+        return done
+
     def find_free(self) -> Iterator[None]:
         """After the last `reserve`: learn the free runs, in steps between which slots may be given back."""
         seen = self._seen
         end = seen.rfind(1) + 1
         while self._known < end:
             step = min(end, self._known + 4096)
-            at = self._known
-            while (first := seen.find(0, at, step)) >= 0:
-                at = seen.find(1, first, step)
-                at = step if at < 0 else at
-                self._keep(first, at - first)
+            found: dict[int, list[int]] = {}
+            for free in _FREE(seen, self._known, step):
+                first, after = free.span()
+                found.setdefault(after - first, []).append(first)
+            for length, firsts in found.items():
+                self._runs.setdefault(length, array("q")).extend(firsts)
             self._known = step
             yield
         self._fresh = end

@@ -72,6 +72,11 @@ class Tombstones:
             self.former = None
             self.raise_floor(seq)
 
+    @property
+    def quiet(self) -> bool:
+        """Whether there is nothing that `kills` could say of anything."""
+        return not (self.floor or self._seqs or self._groups or self.undelivered or self.former)
+
     def kills(self, segment: int, slot: int, key: str, group: str, seq: int, version: int) -> bool:
         """Whether this announced record, of the value with the sequence number `version`, is dead."""
         return (

@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -78,8 +78,7 @@ class Connection:
             if answer is not None:
                 break
         if answer.flags & frame.FAILED:
-            failure = cast(Failure, DECODERS[KINDS[Failure]].decode(answer.body))
-            raise StoreError(ErrorCode(failure.code), failure.text)
+            raise _refused(answer)
         return DECODERS[KINDS[REPLY_OF[type(message)]]].decode(answer.body)
 
     def post(self, message: Message) -> None:
@@ -90,6 +89,25 @@ class Connection:
         """Wait for the replies of everything posted.  Raises OSError."""
         while self.posted:
             self._receive_until(-1)
+
+    def call_each(self, messages: Iterable[Message], ahead: int) -> None:
+        """Send all, with up to `ahead` of them unanswered; the replies are of no interest.  Raises as `reply_to`."""
+        unanswered: set[int] = set()
+        for message in messages:
+            unanswered.add(self.send(message, b""))
+            while len(unanswered) >= ahead:
+                self._take_replies(unanswered)
+        while unanswered:
+            self._take_replies(unanswered)
+
+    def _take_replies(self, unanswered: set[int]) -> None:
+        for got in self.receive():
+            if got.flags & frame.ONE_WAY:
+                self.strays.append(got)
+                continue
+            unanswered.discard(got.request_id)
+            if got.flags & frame.FAILED:
+                raise _refused(got)
 
     def send(self, message: Message, prefix: bytes) -> int:
         """The request's id.  Raises OSError."""
@@ -126,6 +144,11 @@ class Connection:
 
     def close(self) -> None:
         self.sock.close()
+
+
+def _refused(answer: frame.Frame) -> StoreError:
+    failure = cast(Failure, DECODERS[KINDS[Failure]].decode(answer.body))
+    return StoreError(ErrorCode(failure.code), failure.text)
 
 
 class Client:

@@ -336,7 +336,19 @@ class Record(Message):
     body: Body
 
 
+class WrittenRecord(Message):
+    """A Record on the wire, made of a body as it lies in the table."""
+
+    slots: list[int]
+    state: int
+    term: int
+    seq: int
+    body: msgspec.Raw
+
+
 class Announce(Message):
+    """A server may send several before it has the first reply."""
+
     segment: int
     records: list[Record]
     last: bool

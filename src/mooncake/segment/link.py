@@ -47,6 +47,7 @@ SILENCE = 3.0  # a master that says nothing so long is given up
 RETRY = 0.1
 CALL_LIMIT = 5.0
 TELL_LIMIT = 1.5
+ANNOUNCED_AHEAD = 4  # announcements on their way to the master, so that neither side waits for the other
 SETTLE = 0.02  # how often to look whether a writer has gone while a kill waits for it
 
 _LOST = (OSError, StoreError, frame.FramingError, msgspec.MsgspecError)
@@ -133,8 +134,7 @@ class MasterLink(threading.Thread):
             self._owner.serve_master(welcome.term, max(welcome.lease_ms, lease_ms))
             mounted = cast(Mounted, connection.call(Mount(self._info, served, lease_ms)))
             if not mounted.resumed:
-                for message in self._owner.announcements():
-                    connection.call(message)
+                connection.call_each(self._owner.announcements(), ANNOUNCED_AHEAD)
         except BaseException:
             connection.close()
             raise

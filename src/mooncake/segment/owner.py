@@ -4,8 +4,11 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
+from typing import cast
 
-from mooncake.rpc.messages import Announce, Kill, Killed, Record
+import msgspec
+
+from mooncake.rpc.messages import Announce, Kill, Killed, Record, WrittenRecord
 from mooncake.segment.writers import Writers
 from mooncake.transfer import table
 from mooncake.transfer.memory import SegmentMemory
@@ -115,4 +118,5 @@ class Owner:
 
 
 def _record(view: table.SlotView) -> Record:
-    return Record(view.slots, view.state, view.term, view.seq, view.body)
+    record = WrittenRecord(view.slots, view.state, view.term, view.seq, msgspec.Raw(view.raw))
+    return cast(Record, record)  # to whom it is sent

@@ -39,6 +39,7 @@ SLOT_ROOM = SLOT_SIZE - SLOT_HEADER
 GRANULE = 256  # bytes: what the allocator rounds lengths to; as many slots as granules
 
 EMPTY, WRITING, COMPLETE, REMOVED, DEAD, SPILL = range(6)
+_LIVE = (COMPLETE, WRITING, REMOVED)
 
 _HEADER = struct.Struct("<IIQQQQQ")  # magic, layout, segment, size, slots, term, lease_ms
 _TERM_AT = 32
@@ -83,13 +84,14 @@ def slots_needed(key: str, group: str, client: str, extents: int) -> int:
 
 
 class SlotView(NamedTuple):
-    """What a head slot says, and its whole record."""
+    """What a head slot says, and its whole record: as it lies there, and read."""
 
     slots: list[int]
     state: int
     term: int
     seq: int
     writer: int
+    raw: bytes
     body: Body
 
 
@@ -182,20 +184,20 @@ class Table:
         """Every WRITING, COMPLETE or REMOVED record, by slot.  Stops at the first never-used page run."""
         memory = self._memory
         total = self.slots
-        unused = 0
-        for slot in range(total):
-            base = HEADER_SIZE + slot * SLOT_SIZE
-            state = memory[base + _STATE_AT]
+        slot, used = -1, 0
+        while (slot := slot + 1) < total:
+            state = memory[HEADER_SIZE + slot * SLOT_SIZE + _STATE_AT]
             if state == EMPTY:
-                unused += 1
-                if unused > _UNUSED_RUN:
+                if slot - used > _UNUSED_RUN:
                     return
                 continue
-            unused = 0
-            if state in (WRITING, COMPLETE, REMOVED):
+            used = slot
+            if state in _LIVE:
                 view = self._read(slot)
                 if view is not None:
                     yield view
+                    if len(view.slots) == 2 and view.slots[1] == slot + 1:  # as nearly all of those in two slots
+                        slot += 1
 
     def view(self, slot: int) -> SlotView | None:
         """What the record whose head is `slot` says; None if that is no record."""
@@ -219,4 +221,4 @@ class Table:
             body = _decode(raw)
         except msgspec.MsgspecError:
             return None  # a writer was stopped while it wrote the record
-        return SlotView(slots, state, term, seq, writer, body)
+        return SlotView(slots, state, term, seq, writer, raw, body)

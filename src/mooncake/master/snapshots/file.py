@@ -1,6 +1,6 @@
 """One snapshot as bytes: a magic, blocks each with a checksum, and an end that says how many there were.
 
-    8 bytes magic | { u32 length | u32 crc32 of the body | body } ... | u32 2**32 - 1 | u32 crc32 of the rest | u64 blocks
+    8 bytes magic | { u32 length | u32 crc32 of the body | body } ... | u32 2**32 - 1 | u32 crc32 of it | u64 blocks
 
 All little endian.  A file that was cut short, or of which a bit has changed, is known as such.
 """
