@@ -3,6 +3,7 @@
 import os
 import resource
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -10,10 +11,9 @@ import pytest
 
 from mooncake.master.snapshots.settings import PATH_VARIABLE
 from tests.processes import children, stop, wait_until
+from tests.snapshots.masters import LOCAL, RESTORE, names, restart, take, wait_for_log
 
 MIB = 1 << 20
-WRITE = ("--enable_snapshot", "--snapshot_object_store_type=local", "--snapshot_interval_seconds=1")
-RESTORE = "--enable_snapshot_restore"
 
 
 @pytest.fixture
@@ -22,136 +22,126 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "snapshots" / "mooncake_cluster"
 
 
-def written(master) -> int:
-    return int(master.metric("mooncake_snapshots_written_total"))
-
-
-def wait_for_snapshot(master) -> None:
-    """One that began after this call."""
-    before = written(master)
-    wait_until(lambda: written(master) >= before + 2, 15, "a snapshot")
-
-
-def restart(master, *flags: str) -> None:
-    master.kill()
-    master._flags = (*master._flags, *flags)
-    master.start()
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+def command_line(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
 
 
 @pytest.mark.parametrize("restored", [True, False], ids=["restored", "not restored"])
 def test_what_was_removed_while_its_segment_was_away_stays_removed(folder, make_master, make_store, restored):
     """Without the snapshot the segment's table brings it back."""
-    master = make_master(*WRITE, "--client_ttl=1", "--default_kv_lease_ttl=200")
-    store = make_store(0, at=master)
-    server = make_store(4 * MIB, at=master)
+    master = make_master(*LOCAL, "--client_ttl=1", "--default_kv_lease_ttl=200")
+    store = make_store(4 * MIB, at=master)
     assert store.put("removed", b"r" * 1000) == 0
     assert store.put("kept", b"k" * 1000) == 0
-    (segment_server,) = [pid for pid in children(os.getpid()) if "segment" in command_line(pid)]
-    stop(segment_server)
+    (server,) = [pid for pid in children(os.getpid()) if "segment" in command_line(pid)]
+    stop(server)
     try:
         wait_until(lambda: master.get("/get_all_segments").strip() == "", 10, "the segment's end")
         assert store.remove("removed") == -704
-        wait_for_snapshot(master)
-        restart(master, RESTORE if restored else f"--no{RESTORE[2:]}")
+        assert take(master).endswith(".snapshot")
+        restart(master, *[RESTORE] if restored else [])
     finally:
-        os.kill(segment_server, signal.SIGCONT)
-    wait_until(lambda: server.is_exist("kept") == 1, 10, "the return of the segment")
-    assert store.get("kept") == b"k" * 1000
+        os.kill(server, signal.SIGCONT)
+    wait_until(lambda: store.get("kept") == b"k" * 1000, 10, "the return of the segment")
     assert store.is_exist("removed") == (0 if restored else 1)
 
 
-def command_line(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-
-
 def test_values_leave_in_the_order_of_their_use_before_the_restart(folder, make_master, make_store, tmp_path):
-    flags = (*WRITE, RESTORE, "--default_kv_lease_ttl=50", "--eviction_high_watermark_ratio=1")
-    master = make_master(*flags, log=tmp_path / "log")
+    log = tmp_path / "log"
+    master = make_master(
+        *LOCAL, RESTORE, "--default_kv_lease_ttl=500", "--eviction_high_watermark_ratio=1", log=log
+    )  # fmt: skip
     store = make_store(8 * MIB, at=master)
     for i in range(7):
         assert store.put(f"k{i}", bytes([i]) * MIB) == 0
-    time.sleep(0.1)
-    for name in ("k0", "k2", "k1"):  # k3 .. k6 were used before these
+    time.sleep(0.6)
+    for name in ("k0", "k2", "k1"):  # k3 to k6 were used before these
         assert store.get(name) == bytes([int(name[1])]) * MIB
-        time.sleep(0.05)
-    wait_for_snapshot(master)
+        time.sleep(0.6)  # until the lease has ended
+    take(master)
     restart(master)
-    assert master.metric("mooncake_snapshot_restores_total") == 1
-    wait_until(lambda: int(master.metric("master_key_count")) == 7, 5)
-    wait_until(lambda: "segments of the snapshot are back" in (tmp_path / "log").read_text(), 5)
+    wait_for_log(log, "1 of 1 segments of the snapshot are back; it knew 7 values, there are 7")
     for i in range(5):
         wait_until(lambda i=i: store.put(f"n{i}", b"n" * MIB) == 0, 5)
-    found = [i for i in range(7) if store.is_exist(f"k{i}") == 1]
-    assert found == [0, 1, 2]
+    assert [i for i in range(7) if store.is_exist(f"k{i}") == 1] == [0, 1, 2]
+
+
+def test_a_task_outlives_the_master(folder, make_master, make_store, make_worker):
+    master = make_master(*LOCAL, RESTORE)
+    store = make_store(4 * MIB, at=master)
+    make_worker(4 * MIB, at=master)
+    assert store.put("k", b"v" * 1000) == 0
+    names = master.get("/get_all_segments").split()
+    task, code = store.create_copy_task("k", names)
+    assert code == 0
+    wait_until(lambda: store.query_task(task)[0].status == store.query_task(task)[0].status.SUCCESS, 5)
+    take(master)
+    restart(master)
+    found, code = wait_until(lambda: store.query_task(task) if store.query_task(task)[1] == 0 else None, 5)
+    assert (code, found.status) == (0, found.status.SUCCESS)
+    wait_until(lambda: len(store.get_replica_desc("k")) == 2, 5)
 
 
 def test_snapshots_are_kept_up_to_a_number_and_a_damaged_one_is_not_used(folder, make_master, make_store, tmp_path):
     log = tmp_path / "log"
-    master = make_master(*WRITE, "--snapshot_retention_count=3", log=log)
+    master = make_master(*LOCAL, "--snapshot_retention_count=3", log=log)
     store = make_store(MIB, at=master)
     assert store.put("k", b"v") == 0
-    wait_until(lambda: written(master) >= 4, 15)
-    wait_until(lambda: len(names(folder)) == 3, 5)
-    master.kill()
-    for part in folder.glob("*.part"):
-        part.unlink()
-    oldest, middle, newest = names(folder)
+    taken = [take(master) for _ in range(5)]
+    assert names(folder) == taken[2:]
+    assert master.metric("mooncake_snapshots_written_total") == 5
+    assert master.metric("mooncake_snapshot_bytes") == (folder / taken[-1]).stat().st_size
+    assert "Snapshots: Success=5, Fail=0" in master.get("/metrics/summary")
+    oldest, middle, newest = taken[2:]
     (folder / newest).write_bytes((folder / newest).read_bytes()[:-5])
     raw = bytearray((folder / middle).read_bytes())
     raw[len(raw) // 2] ^= 4
     (folder / middle).write_bytes(raw)
-    master._flags = (*master._flags, RESTORE, "--snapshot_interval_seconds=600")
-    master.start()
+    restart(master, RESTORE)
     assert master.metric("mooncake_snapshots_damaged_total") == 2
     assert master.metric("mooncake_snapshot_restores_total") == 1
     text = log.read_text()
     assert f"{newest}: it is cut short" in text
     assert f"{middle}: the checksum of block" in text
     assert f"began with snapshot {oldest}" in text
-    assert names(folder) == [
-        oldest, middle.replace(".snapshot", ".damaged"), newest.replace(".snapshot", ".damaged")
-    ]  # fmt: skip
+    aside = [name.replace(".snapshot", ".damaged") for name in (middle, newest)]
+    assert names(folder) == [oldest, *aside]
     wait_until(lambda: store.get("k") == b"v", 5)
 
 
 def test_a_disk_that_is_full(folder, make_master, make_store, tmp_path):
     """The master goes on and says it once; when there is room again, snapshots are written again."""
     log = tmp_path / "log"
-    master = make_master(*WRITE, log=log)
+    master = make_master(*LOCAL, log=log)
     store = make_store(MIB, at=master)
-    wait_until(lambda: written(master) >= 1, 10)
-    (before, *_) = names(folder)
+    first = take(master)
     unlimited = resource.prlimit(master.process.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(master.process.pid, resource.RLIMIT_FSIZE, (log.stat().st_size + 4096, unlimited[1]))
-    big = [f"{i:04d}" * 60 for i in range(200)]
-    store.remove(big[0])  # each leaves a tombstone
-    for key in big:
-        assert store.remove(key) == -704
-    wait_until(lambda: master.metric("mooncake_snapshots_failed_total") >= 2, 15)
+    for i in range(200):  # each leaves a tombstone of the size of its key
+        assert store.remove(f"{i:04d}" * 60) == -704
+    assert "File too large" in take(master)
+    assert "File too large" in take(master)
+    assert master.metric("mooncake_snapshots_failed_total") == 2
     assert store.put("k", b"v") == 0
     assert store.get("k") == b"v"
-    assert not list(folder.glob("*.part"))
+    assert names(folder) == [first]
     resource.prlimit(master.process.pid, resource.RLIMIT_FSIZE, unlimited)
-    wait_for_snapshot(master)
-    text = log.read_text()
-    assert text.count("a snapshot could not be written") == 1
-    assert "File too large" in text
-    assert "snapshots are written again" in text
-    assert before
+    second = take(master)
+    assert names(folder) == [first, second]
+    assert log.read_text().count("a snapshot could not be written") == 1
+    assert "snapshots are written again" in log.read_text()
 
 
-def test_a_master_killed_at_any_moment_begins_with_a_whole_snapshot(folder, make_master, make_store):
-    master = make_master(*WRITE, RESTORE)
+@pytest.mark.slow
+def test_a_master_killed_while_it_writes_begins_with_a_whole_snapshot(folder, make_master, make_store):
+    """Whatever the moment: the newest is whole, or is not there at all."""
+    master = make_master(*LOCAL, RESTORE, "--snapshot_interval_seconds=1")
     store = make_store(MIB, at=master)
     assert store.put("k", b"v") == 0
-    wait_until(lambda: written(master) >= 1, 10)
-    for i in range(6):
+    wait_until(lambda: master.metric("mooncake_snapshots_written_total") >= 1, 10)
+    for i in range(3):
         wait_until(lambda: children(master.process.pid), 10, "a child that writes")
-        time.sleep(0.02 * i)
+        time.sleep(0.03 * i)
         restart(master)
         assert master.metric("mooncake_snapshots_damaged_total") == 0
         assert master.metric("mooncake_snapshot_restores_total") == 1
@@ -159,9 +149,14 @@ def test_a_master_killed_at_any_moment_begins_with_a_whole_snapshot(folder, make
 
 
 def test_a_child_that_hangs_is_killed(folder, make_master):
-    master = make_master(*WRITE, "--snapshot_child_timeout_seconds=1")
+    master = make_master(*LOCAL, "--snapshot_child_timeout_seconds=1")
+    master.get("/health")
+    said: list[str] = []
+    asking = threading.Thread(target=lambda: said.append(take(master)))
+    asking.start()
     (child,) = wait_until(lambda: children(master.process.pid), 10, "a child that writes")
     os.kill(child, signal.SIGSTOP)
-    wait_until(lambda: master.metric("mooncake_snapshots_failed_total") >= 1, 10)
-    assert child not in children(master.process.pid)
-    wait_until(lambda: written(master) >= 1, 10)
+    asking.join(10)
+    assert said == ["it was not written within 1 s"]
+    assert children(master.process.pid) == []
+    assert take(master).endswith(".snapshot")

@@ -110,7 +110,9 @@ async def _serve(config: MasterConfig, flag: str, snapshots: SnapshotSettings | 
     if snapshots is not None and snapshots.writes:
         from mooncake.master.snapshots.keeper import Keeper
 
-        service.spawn(Keeper(directory, snapshots).run())
+        keeper = Keeper(directory, snapshots)
+        service.take_snapshot = keeper.take
+        service.spawn(keeper.run())
     return service
 
 

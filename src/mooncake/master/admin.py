@@ -76,6 +76,7 @@ class AdminServer:
         get("/query_segment", self._query_segment)
         get("/api/v1/segments/status", self._get_segment_status)
         post("/api/v1/remove_all", self._remove_all)
+        post("/api/v1/snapshots", self._take_snapshot)
         post("/api/v1/drain_jobs", _refuse_drain)
         get("/api/v1/drain_jobs/query", _refuse_drain)
         post("/api/v1/drain_jobs/cancel", _refuse_drain)
@@ -123,6 +124,15 @@ class AdminServer:
                 "skipped_unparsed_keys": counters["mooncake_kv_events_unparsed_keys_total"],
             }
         )
+
+    async def _take_snapshot(self, _: web.Request) -> web.Response:
+        if self._service.take_snapshot is None:
+            return _failure(ErrorCode.UNAVAILABLE_IN_CURRENT_MODE, "the master was started without --enable_snapshot")
+        try:
+            name = await self._service.take_snapshot()
+        except OSError as error:
+            return _failure(ErrorCode.WRITE_FAIL, str(error))
+        return _json({"success": True, "snapshot": name})
 
     # ------------------------------------------------------------ keys
 

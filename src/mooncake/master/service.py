@@ -14,6 +14,8 @@ import socket
 import time
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
@@ -68,6 +70,7 @@ class MasterService:
         self.anteroom = Anteroom()
         self.sessions: set[Session] = set()
         self._publisher: KvPublisher | None = None
+        self.take_snapshot: Callable[[], Awaitable[str]] | None = None  # see snapshots.keeper
         self._server: asyncio.Server | None = None
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None

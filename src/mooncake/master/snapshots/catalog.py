@@ -20,7 +20,7 @@ class Listed(Store):
     def __init__(self, inner: Store, address: str, cluster: str) -> None:
         self.inner: Store = inner
         self._set = f"mooncake-store/{cluster}/snapshots"
-        self._address = address.rpartition("@")[2]  # without a password
+        self._address = address.rpartition("@")[2].rpartition("//")[2]  # without a password
         self._redis = Redis.from_url(
             address if "://" in address else f"redis://{address}",
             socket_connect_timeout=_LIMIT,

@@ -7,6 +7,7 @@ does all that may block.  One at a time; one that takes too long is killed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import subprocess
 import sys
@@ -35,45 +36,53 @@ class Keeper:
         self._settings = settings
         self._counters = directory.counters
         self._number = 0
-        self._failing = ""
+        self._failing = False
+        self._one = asyncio.Lock()
 
     async def run(self) -> None:
+        """One at each interval, for ever."""
         while True:
             await asyncio.sleep(self._settings.interval_s)
-            try:
+            with contextlib.suppress(OSError):
                 await self.take()
-            except Exception:
-                log.exception("a snapshot could not be written")
 
-    async def take(self) -> bool:
-        """Write one snapshot now; whether it is where it should be."""
+    async def take(self) -> str:
+        """Write one snapshot now, or when the one under way is done; its name.  Raises OSError, which is counted and
+        said in the log the first time."""
+        async with self._one:
+            began = time.monotonic()
+            try:
+                outcome = await self._attempt()
+                if not outcome.name:
+                    raise OSError(outcome.error)
+                if outcome.in_backup:
+                    raise OSError(f"{outcome.error}; it is in {self._settings.backup_folder}")
+            except Exception as error:
+                self._counters["mooncake_snapshots_failed_total"] += 1
+                if not self._failing:
+                    log.warning("a snapshot could not be written: %s; the master goes on, and tries again", error)
+                self._failing = True
+                raise error if isinstance(error, OSError) else OSError(repr(error)) from error
+            self._written(outcome, time.monotonic() - began)
+            return outcome.name
+
+    async def _attempt(self) -> Outcome:
+        loop = asyncio.get_running_loop()
         self._number += 1
-        began = time.monotonic()
         # Terms grow from master to master, so the order of the names is that of time.
         name = f"{self._directory.term:014d}-{self._number:06d}{SUFFIX}"
-        job = Job(self._settings, name)
-        try:
-            child = await asyncio.get_running_loop().run_in_executor(None, start_child, job)
-        except OSError as error:
-            return self._failed(f"no process can be started for it: {error}")
+        child = await loop.run_in_executor(None, start_child, Job(self._settings, name))
         work = asyncio.ensure_future(self._feed(child))
         try:
-            outcome = await asyncio.wait_for(asyncio.shield(work), self._settings.limit_s)
+            return await asyncio.wait_for(asyncio.shield(work), self._settings.limit_s)
         except TimeoutError:
-            return self._failed(f"it was not written within {self._settings.limit_s:g} s")
-        except (OSError, msgspec.MsgspecError) as error:
-            return self._failed(f"its process ended early ({error})")
+            raise OSError(f"it was not written within {self._settings.limit_s:g} s") from None
+        except (BrokenPipeError, msgspec.MsgspecError) as error:
+            raise OSError(f"its process ended early ({error})") from None
         finally:
             child.kill()
-            if not work.done():
-                work.cancel()
-            await asyncio.get_running_loop().run_in_executor(None, _reap, child)
-        if outcome.in_backup:
-            return self._failed(f"{outcome.error}; it is in {self._settings.backup_folder}")
-        if not outcome.name:
-            return self._failed(outcome.error)
-        self._written(outcome, time.monotonic() - began)
-        return True
+            work.cancel()
+            await loop.run_in_executor(None, _reap, child)
 
     async def _feed(self, child: subprocess.Popen[bytes]) -> Outcome:
         """Give the child everything; what it says."""
@@ -99,18 +108,10 @@ class Keeper:
         counters["mooncake_snapshot_duration_ms"] = round(seconds * 1000)
         if self._failing:
             log.info("snapshots are written again")
-        self._failing = ""
+        self._failing = False
         log.debug("snapshot %s of %d bytes is written", outcome.name, outcome.size)
         if outcome.error:
             log.warning("snapshot %s is written, but %s", outcome.name, outcome.error)
-
-    def _failed(self, why: str) -> bool:
-        """Count it, and say it once until it goes well again."""
-        self._counters["mooncake_snapshots_failed_total"] += 1
-        if not self._failing:
-            log.warning("a snapshot could not be written: %s; the master goes on, and tries again", why)
-        self._failing = why
-        return False
 
 
 def start_child(job: Job) -> subprocess.Popen[bytes]:
@@ -129,8 +130,6 @@ def start_child(job: Job) -> subprocess.Popen[bytes]:
 def _reap(child: subprocess.Popen[bytes]) -> None:
     for pipe in (child.stdin, child.stdout):
         if pipe is not None and not pipe.closed:
-            try:
+            with contextlib.suppress(OSError):
                 pipe.close()
-            except OSError:
-                pass
     child.wait()
