@@ -33,9 +33,10 @@ class DiskWorld(World):
             pass
 
     def announce(self, segment: Segment, record: Record) -> None:
-        segment.filled = False
+        segment.filled = segment.announced = False
         for _ in self.directory.announce(segment, [record], True):
             pass
+        self.settle()
 
     def take_kill(self, kill: Kill | DiskOrders) -> None:
         if isinstance(kill, DiskOrders):

@@ -7,16 +7,20 @@ from typing import Any
 
 import pytest
 
+from mooncake.master.allocator import Allocator
 from mooncake.master.config import MasterConfig
 from mooncake.master.counters import Counters
 from mooncake.master.directory import Directory
 from mooncake.master.granting import Wish
 from mooncake.master.keymap import KeyMap
 from mooncake.master.membership import Client
-from mooncake.master.objects import Object
+from mooncake.master.objects import Object, parts
 from mooncake.master.placement import order
 from mooncake.master.pool import Segment
-from mooncake.rpc.messages import Found, Grant, Kill, PutOptions, SegmentInfo
+from mooncake.master.slots import Slots
+from mooncake.rpc.messages import Found, Grant, Kill, PutOptions, Record, SegmentInfo
+from mooncake.rpc.record_messages import Body
+from mooncake.transfer.table import COMPLETE, REMOVED, WRITING
 
 KIB = 1 << 10
 
@@ -441,3 +445,103 @@ def test_no_single_hole_trap() -> None:
     world.directory.remove(["x"], False, world.now)
     world.settle()
     assert world.directory.totals().allocated_bytes == 2 << 20
+
+
+def plain(key: str, seq: int, at: int) -> Record:
+    return Record([at], COMPLETE, 1, seq, Body(key, 256, [at * 256, 256], client="1-1"))
+
+
+def test_a_segment_that_takes_long_to_announce_is_not_lost() -> None:
+    """It has no time for heartbeats meanwhile."""
+    world = World(client_ttl_s=10.0)
+    info = SegmentInfo(7, "h1:7", 64 * KIB, "", "", "h1", "9-7")
+    segment, _ = world.directory.mount(info, 1, 0, world.take_kill, world.now)
+    for i in range(4):
+        world.now += 6
+        for _ in world.directory.announce(segment, [plain(f"k{i}", i + 1, i)], last=i == 3):
+            pass
+        world.directory.tick(world.now)
+        assert segment.mounted
+        assert len(world.directory.catalog.objects) == i + 1
+    assert not segment.filled
+    world.settle()
+    assert segment.filled
+    for _ in world.directory.announce(segment, [plain("late", 9, 9)], last=True):
+        pass
+    assert world.directory.find(["late"]) == [None]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_records_that_are_taken_together_are_taken_as_one_by_one(seed: int) -> None:
+    """Plain ones and others, some that overlap, some of keys that are there, in any order."""
+    dice = random.Random(seed)
+    records = []
+    for i in range(300):
+        at, size = dice.randrange(250), dice.choice([1, 256, 256, 256, 700])
+        slots = dice.choice([[at], [at], [at, at + 1], [at, at + 2], []])
+        body = Body(f"k{dice.randrange(260)}", size, [at * 256, size], client="1-1")
+        if dice.random() < 0.2:
+            body.group, body.hard_pin = dice.choice(["", "g"]), dice.random() < 0.5
+            body.version = dice.choice([0, i + 5])
+        records.append(Record(slots, dice.choice([COMPLETE, COMPLETE, COMPLETE, REMOVED, WRITING, 9]), 1, i + 10, body))
+
+    def known(step: int) -> tuple[list[tuple[str, int, int, list[tuple[int, ...]]]], int, int, int]:
+        world = World(("h1", 64 * KIB))
+        world.directory.tombstones.note("k1", 100)
+        info = SegmentInfo(7, "h1:7", 64 * KIB, "", "", "h1", "9-7")
+        segment, _ = world.directory.mount(info, 1, 0, world.take_kill, world.now)
+        for first in range(0, len(records), step):
+            some = records[first : first + step]
+            for _ in world.directory.announce(segment, some, last=first + step >= len(records)):
+                pass
+        world.settle()
+        found = [
+            (obj.key, obj.seq, obj.flags, [part.extents for part in parts(obj)])
+            for objects in world.directory.catalog.objects.slices() for obj in objects
+        ]  # fmt: skip
+        return sorted(found), segment.slots.used, segment.allocator.used, world.directory.granting.last_seq
+
+    assert known(1)[3] == known(300)[3]
+    together = known(300)
+    assert len({key for key, *_ in together[0]}) == len(together[0])
+    assert sum(-(-sum(extents[1::2]) // 256) * 256 for *_, some in together[0] for extents in some) <= together[2]
+
+
+def test_one_call_for_many_slots_does_as_many_calls() -> None:
+    dice = random.Random(3)
+    runs = [[first, first + 1][: dice.choice([1, 2])] for first in (dice.randrange(-2, 90) for _ in range(200))]
+    one, many = Slots(60, known=False), Slots(60, known=False)
+    assert many.reserve_runs(runs) == [one.reserve(run) for run in runs]
+    assert many.used == one.used
+    for slots in (one, many):
+        for _ in slots.find_free():
+            pass
+    assert one.take(one.total - one.used) == many.take(many.total - many.used)
+
+
+def test_one_call_for_many_extents_does_as_many_calls() -> None:
+    dice = random.Random(4)
+    size = 9 << 20
+    starts, sizes, at = [], [], 0
+    for _ in range(400):
+        starts.append(at)
+        sizes.append(dice.choice([1, 255, 256, 5000, 300_000]))
+        at += -(-sizes[-1] // 256) * 256
+        if dice.random() < 0.2:
+            at = dice.choice([-256, 100, dice.randrange(size // 256) * 256, size - 256, size])
+    one, many = Allocator(size, known=False), Allocator(size, known=False)
+    expected = [one.reserve([start, length]) for start, length in zip(starts, sizes, strict=True)]
+    assert many.reserve_each(starts, sizes) == expected
+    assert (many.free, True in expected, False in expected) == (one.free, True, True)
+
+
+def test_only_missing_keys_are_inserted() -> None:
+    keys = KeyMap()
+    first = [Object(key=f"k{i}") for i in range(79_998)]
+    assert keys.insert_missing(first) == []
+    more = [Object(key=f"k{i}") for i in (5, 79_998, 79_999, 80_000, 79_999, 80_001)]
+    assert keys.insert_missing(more) == [0, 4]
+    assert len(keys) == 80_002
+    assert keys.get("k5") is first[5]
+    assert keys.get("k79999") is more[2]
+    assert keys.insert_missing([Object(key="k80001"), Object(key="k1")]) == [0, 1]

@@ -395,7 +395,11 @@ class Directory:
         log.info("client_id=%s, action=remount_segment, segment_name=%s", info.client, info.name)
 
     def announce(self, segment: Segment, records: list[Record], last: bool) -> Iterator[None]:
-        return self.recovery.announce(segment, records, last)
+        """Take `records` in, in steps; after the `last` ones `background` makes it ready for new values."""
+        yield from self.recovery.announce(segment, records)
+        if last and not segment.announced and segment.mounted:
+            segment.announced = True
+            self.background.append(self.recovery.fill(segment))
 
     def heartbeat(self, segment: Segment, now: float) -> bool:
         """Whether `segment` is mounted (still, by this server)."""

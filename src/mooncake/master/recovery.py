@@ -61,18 +61,19 @@ class Recovery:
         self._clients: dict[str, str] = {}  # one text for all values of a client
         self._assemblies: dict[tuple[str, int, int], Assembly] = {}  # (key, seq, replica)
 
-    def announce(self, segment: Segment, records: list[Record], last: bool) -> Iterator[None]:
-        """Take `records` in, in steps; after the `last` ones `segment` may be used for new values."""
+    def announce(self, segment: Segment, records: list[Record]) -> Iterator[None]:
+        """Take `records` in, in steps."""
         for at in range(0, len(records), _AT_ONCE):
             now = self._clock()
-            if segment.filled or not segment.mounted:
+            if segment.announced or not segment.mounted:
                 return
             segment.heard = now  # it has no time for heartbeats
             self._granting.expect_others(now)
             self._take_some(segment, records[at : at + _AT_ONCE], now)
             yield
-        if not last or segment.filled:
-            return
+
+    def fill(self, segment: Segment) -> Iterator[None]:
+        """All of its records are in: find out, in steps, what is free, so that it may be used for new values."""
         for step, _ in enumerate(segment.allocator.find_holes()):
             if step % 100 == 99:
                 yield

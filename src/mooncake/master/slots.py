@@ -88,8 +88,8 @@ class Slots:
     def reserve_runs(self, runs: Sequence[Sequence[int]]) -> list[bool]:
         """As `reserve` of each; the slots of each are in a row.  One call for many, since a recovery has millions."""
         seen, limit = self._seen, min(self.total, _MOST_RECOVERED)
-        highest = max([run[-1] for run in runs], default=0)
-        if len(seen) <= highest < limit:
+        highest = min(max([run[-1] for run in runs], default=0), limit - 1)
+        if highest >= len(seen):
             seen.extend(bytes(min(self.total, highest * 2 + 1024) - len(seen)))
         done = []
         for run in runs:
