@@ -35,6 +35,7 @@ _LOOK_S = 0.2
 _A_SHARD = 1_000  # values
 _RANK_BITS = 34
 _AT_ONCE = 1_000
+_FOUND_AT_ONCE = 500
 
 
 class Restored:
@@ -117,17 +118,22 @@ def leave_in_order(directory: Directory, order: array[int]) -> Iterator[None]:
         shard.sort()
         yield
     for some in catalog.objects.slices():
-        for obj in some:
-            shard = shards[obj.seq % len(shards)]
-            at = bisect_left(shard, (obj.seq + 1) << _RANK_BITS) - 1
-            if at >= 0 and shard[at] >> _RANK_BITS == obj.seq:
-                units[shard[at] & ((1 << _RANK_BITS) - 1)] = obj.unit()
-        yield
+        for at in range(0, len(some), _FOUND_AT_ONCE):
+            for obj in some[at : at + _FOUND_AT_ONCE]:
+                place = _rank(shards[obj.seq % len(shards)], obj.seq)
+                if place is not None:
+                    units[place] = obj.unit()
+            yield
     for end in range(count, 0, -_AT_ONCE):
         for unit in reversed(units[max(0, end - _AT_ONCE) : end]):
             if unit is not None:
                 catalog.leave_first(unit)
         yield
+
+
+def _rank(shard: list[int], seq: int) -> int | None:
+    at = bisect_left(shard, (seq + 1) << _RANK_BITS) - 1
+    return shard[at] & ((1 << _RANK_BITS) - 1) if at >= 0 and shard[at] >> _RANK_BITS == seq else None
 
 
 async def restore(directory: Directory, settings: SnapshotSettings) -> Restored | None:
