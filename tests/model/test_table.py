@@ -123,8 +123,16 @@ def test_announcements_are_cut_and_the_last_is_marked():
     for i in range(2001):
         memory.table.begin([i], i + 1, 1, 1, Body(f"k{i}", 5, [i * 256, 5]))
         memory.table.set_state(i, table.COMPLETE)
-    messages = list(owner.announcements())
-    assert [(len(m.records), m.last) for m in messages] == [(1000, False), (1000, False), (1, True)]
+    *plain, last = owner.announcements()
+    assert [len(m.keys) for m in plain] == [1000, 1000, 1]
+    assert [key for m in plain for key in m.keys] == [f"k{i}" for i in range(2001)]
+    assert (last.records, last.last) == ([], True)
+    for i in range(1001):  # those that are more than plain go as whole records
+        memory.table.begin([i], i + 1, 1, 1, Body(f"k{i}", 5, [i * 256, 5], hard_pin=True))
+        memory.table.set_state(i, table.COMPLETE)
+    first, plain, last = owner.announcements()
+    assert (len(first.records), first.last) == (1000, False)
+    assert (len(plain.keys), len(last.records), last.last) == (1000, 1, True)
     memory.close()
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from mooncake.errors import StoreError
 from mooncake.master.allocator import Allocator
 from mooncake.master.config import MasterConfig
 from mooncake.master.counters import Counters
@@ -14,13 +15,14 @@ from mooncake.master.directory import Directory
 from mooncake.master.granting import Wish
 from mooncake.master.keymap import KeyMap
 from mooncake.master.membership import Client
-from mooncake.master.objects import Object, parts
+from mooncake.master.objects import Object
 from mooncake.master.placement import order
+from mooncake.master.plain import Plain, columns_of
 from mooncake.master.pool import Segment
 from mooncake.master.slots import Slots
-from mooncake.rpc.messages import Found, Grant, Kill, PutOptions, Record, SegmentInfo
+from mooncake.rpc.messages import AnnouncePlain, Found, Grant, Kill, PutOptions, Record, SegmentInfo
 from mooncake.rpc.record_messages import Body
-from mooncake.transfer.table import COMPLETE, REMOVED, WRITING
+from mooncake.transfer.table import COMPLETE
 
 KIB = 1 << 10
 
@@ -472,46 +474,58 @@ def test_a_segment_that_takes_long_to_announce_is_not_lost() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_records_that_are_taken_together_are_taken_as_one_by_one(seed: int) -> None:
-    """Plain ones and others, some that overlap, some of keys that are there, in any order."""
+def test_plain_records_are_taken_as_others_are(seed: int) -> None:
+    """Some that overlap, some of keys that are there or were removed, some impossible."""
     dice = random.Random(seed)
-    records = []
-    for i in range(300):
-        at, size = dice.randrange(250), dice.choice([1, 256, 256, 256, 700])
-        slots = dice.choice([[at], [at], [at, at + 1], [at, at + 2], []])
-        body = Body(f"k{dice.randrange(260)}", size, [at * 256, size], client="1-1")
-        if dice.random() < 0.2:
-            body.group, body.hard_pin = dice.choice(["", "g"]), dice.random() < 0.5
-            body.version = dice.choice([0, i + 5])
-        records.append(Record(slots, dice.choice([COMPLETE, COMPLETE, COMPLETE, REMOVED, WRITING, 9]), 1, i + 10, body))
+    seqs = [dice.choice([0, 1 << 62, 100 + i, 100 + i, 100 + i, 100 + i]) if seed % 2 else 100 + i for i in range(300)]
+    columns = Plain(
+        "1-1", [f"k{dice.randrange(-1, 300)}".replace("k-1", "") for _ in seqs], seqs,
+        [dice.choice([0, 1, 256, 700]) if seed % 3 == 0 else 256 for _ in seqs],
+        [dice.choice([i, i, dice.randrange(270)]) * 256 + (seed % 5 == 0) * dice.choice([0, 0, 7]) for i in range(300)],
+        [dice.choice([i * 2, i * 2, dice.randrange(600)]) << 8 | dice.choice([1, 1, 2]) for i in range(300)],
+    )  # fmt: skip
 
-    def known(step: int) -> tuple[list[tuple[str, int, int, list[tuple[int, ...]]]], int, int, int]:
+    def known(together: bool) -> tuple[Any, ...]:
         world = World(("h1", 64 * KIB))
-        world.directory.tombstones.note("k1", 100)
+        assert world.put(["k3"], 256) == [0]
+        world.directory.tombstones.note("k5", 1 << 61)
         info = SegmentInfo(7, "h1:7", 64 * KIB, "", "", "h1", "9-7")
         segment, _ = world.directory.mount(info, 1, 0, world.take_kill, world.now)
-        for first in range(0, len(records), step):
-            some = records[first : first + step]
-            for _ in world.directory.announce(segment, some, last=first + step >= len(records)):
+        steps = (
+            [columns.some(at, at + 500) for at in range(0, 300, 500)] if together
+            else [columns.some(at, at + 1) for at in range(300)]
+        )  # fmt: skip
+        for some in steps:
+            for _ in world.directory.announce_plain(segment, some):
                 pass
+        for _ in world.directory.announce(segment, [], last=True):
+            pass
         world.settle()
-        found = [
-            (obj.key, obj.seq, obj.flags, [part.extents for part in parts(obj)])
-            for objects in world.directory.catalog.objects.slices() for obj in objects
-        ]  # fmt: skip
-        return sorted(found), segment.slots.used, segment.allocator.used, world.directory.granting.last_seq
+        world.wait(30)  # until nobody can be reading what was in the way
+        objects = {obj.key: obj for some in world.directory.catalog.objects.slices() for obj in some}
+        return (
+            sorted((obj.key, obj.seq, obj.offset, obj.slots) for obj in objects.values()), segment.slots.used,
+            segment.allocator.used, segment.quarantined, segment.first_seq,
+        )  # fmt: skip
 
-    assert known(1)[3] == known(300)[3]
-    together = known(300)
-    assert len({key for key, *_ in together[0]}) == len(together[0])
-    assert sum(-(-sum(extents[1::2]) // 256) * 256 for *_, some in together[0] for extents in some) <= together[2]
+    assert known(together=True) == known(together=False)
+
+
+def test_columns_of_different_lengths_are_refused() -> None:
+    column = bytes(16)
+    assert len(columns_of(AnnouncePlain(7, "1-1", ["a", "b"], column, column, column, column)).seqs) == 2
+    for short in range(4):
+        columns = [column[:8] if i == short else column for i in range(4)]
+        with pytest.raises(StoreError):
+            columns_of(AnnouncePlain(7, "1-1", ["a", "b"], *columns))
 
 
 def test_one_call_for_many_slots_does_as_many_calls() -> None:
     dice = random.Random(3)
-    runs = [[first, first + 1][: dice.choice([1, 2])] for first in (dice.randrange(-2, 90) for _ in range(200))]
+    runs = [[first, first + 1][: dice.choice([1, 2])] for first in (dice.randrange(90) for _ in range(200))]
     one, many = Slots(60, known=False), Slots(60, known=False)
-    assert many.reserve_runs(runs) == [one.reserve(run) for run in runs]
+    packed = [run[0] << 8 | len(run) for run in runs]
+    assert many.reserve_runs(packed) == [one.reserve(run) for run in runs]
     assert many.used == one.used
     for slots in (one, many):
         for _ in slots.find_free():

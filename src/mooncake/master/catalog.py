@@ -106,6 +106,11 @@ class Catalog:
         if self.events is not None:
             self.events.changed(obj)
 
+    @property
+    def takes_plain(self) -> bool:
+        """Whether `insert_plain` does: nothing need be done for each single value that comes."""
+        return True
+
     def insert_plain(self, objects: list[Object], now: float) -> list[int]:
         """As `insert` of each of these, which have neither group nor pin, if its key is not there; the indexes of the
         others."""

@@ -31,8 +31,7 @@ _EVENTS = (
     "mooncake_kv_events_batches_total", "mooncake_kv_events_dropped_total", "mooncake_kv_events_published_total",
     "mooncake_kv_events_unparsed_keys_total",
     "mooncake_snapshots_written_total", "mooncake_snapshots_failed_total", "mooncake_snapshots_damaged_total",
-    "mooncake_snapshot_restores_total", "mooncake_snapshot_restore_failures_total", "mooncake_snapshot_bytes",
-    "mooncake_snapshot_time_seconds", "mooncake_snapshot_duration_ms",
+    "mooncake_snapshot_restores_total", "mooncake_snapshot_restore_failures_total",
     "mem_cache_hit_nums_", "mem_cache_hit_bytes_total", "total_get_nums_", "valid_get_nums_",
 )  # fmt: skip
 VALUE_SIZE_CLASSES = 64
@@ -53,6 +52,8 @@ class Counters(dict[str, int]):
             self[name] = 0
         self.value_sizes = [0] * VALUE_SIZE_CLASSES
         """Completed puts by (size - 1).bit_length(): class n holds sizes ≤ 2**n."""
+        self.snapshots: dict[str, int] = {}
+        """Figures of the last snapshot, by the metrics' names."""
         self.value_bytes = 0
         """Sum of the sizes of all completed puts."""
 

@@ -15,7 +15,7 @@ from typing import Protocol
 from mooncake.master.objects import FRESH, Unit
 
 _SHARED_S = 0.01
-_MARK = 1 << 8  # no unit: the place of a walk; no flag of `objects`
+_MARK = -1  # flags of what is no unit, but the place of a walk
 
 
 class EvictionPolicy(Protocol):
@@ -78,7 +78,7 @@ class Lru:
     def victim(self) -> Unit | None:
         end = self._end
         oldest = end.after
-        while oldest.flags & _MARK:  # type: ignore[union-attr]
+        while oldest.flags == _MARK:  # type: ignore[union-attr]
             oldest = oldest.after  # type: ignore[union-attr]
         return None if oldest is end else oldest
 
@@ -94,7 +94,7 @@ class Lru:
                 units: list[Unit] = []
                 unit = mark
                 while len(units) < length and (unit := unit.after) is not self._end:  # type: ignore[assignment]
-                    if not unit.flags & _MARK:
+                    if unit.flags != _MARK:
                         units.append(unit)
                 if not units:
                     return

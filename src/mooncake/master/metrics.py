@@ -38,6 +38,7 @@ class Metrics:
         totals = self._service.directory.totals()
         values: dict[str, float] = dict.fromkeys([*COUNTERS, *GAUGES, *OWN_GAUGES], 0)
         values.update(self._service.counters)
+        values.update(self._service.counters.snapshots)
         values.update(
             master_allocated_bytes=totals.allocated_bytes,
             master_total_capacity_bytes=totals.capacity_bytes,

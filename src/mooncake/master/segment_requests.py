@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from mooncake.errors import ErrorCode, StoreError
 from mooncake.master.handlers import Reply, handles, in_steps
+from mooncake.master.plain import columns_of
 from mooncake.master.pool import Segment
 from mooncake.rpc import messages as m
 from mooncake.rpc.client import parse_address
@@ -51,15 +52,22 @@ def _mount(session: Session, request: m.Mount) -> Reply:
 
 @handles(m.Announce)
 def _announce(session: Session, request: m.Announce) -> Reply:
-    return _take_in(session, mounted(session, request.segment), request)
+    segment = mounted(session, request.segment)
+    steps = session.service.directory.announce(segment, request.records, request.last)
+    return _take_in(session, segment, steps, request.last)
 
 
-async def _take_in(session: Session, segment: Segment, request: m.Announce) -> Message:
+@handles(m.AnnouncePlain)
+def _announce_plain(session: Session, request: m.AnnouncePlain) -> Reply:
+    segment = mounted(session, request.segment)
+    return _take_in(session, segment, session.service.directory.announce_plain(segment, columns_of(request)), False)
+
+
+async def _take_in(session: Session, segment: Segment, steps: Iterator[None], last: bool) -> Message:
     service = session.service
     async with session.in_turn, service.taking_in:
-        steps = service.directory.announce(segment, request.records, request.last)
         await in_steps(steps_of(steps), service.flush)
-    if request.last:
+    if last:
         service.work()
     return m.Codes([0 if segment.mounted else int(ErrorCode.SEGMENT_NOT_FOUND)])
 

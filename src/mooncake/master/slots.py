@@ -85,21 +85,21 @@ class Slots:
         self.used += len(slots)
         return True
 
-    def reserve_runs(self, runs: Sequence[Sequence[int]]) -> list[bool]:
-        """As `reserve` of each; the slots of each are in a row.  One call for many, since a recovery has millions."""
+    def reserve_runs(self, runs: Sequence[int]) -> list[bool]:
+        """As `reserve` of each run of slots (first << 8 | count).  One call for many, since a recovery has millions."""
         seen, limit = self._seen, min(self.total, _MOST_RECOVERED)
-        highest = min(max([run[-1] for run in runs], default=0), limit - 1)
+        highest = min((max(runs, default=0) >> 8) + 255, limit - 1)
         if highest >= len(seen):
             seen.extend(bytes(min(self.total, highest * 2 + 1024) - len(seen)))
         done = []
         for run in runs:
-            first, last = run[0], run[-1]
-            free = first >= 0 and last < limit and seen.find(1, first, last + 1) < 0
+            first, count = run >> 8, run & 255
+            free = count > 0 and first + count <= limit and seen.find(1, first, first + count) < 0
             if free:
                 seen[first] = 1
-                if last != first:
-                    seen[first : last + 1] = b"\1" * len(run)
-                self.used += len(run)
+                if count > 1:
+                    seen[first : first + count] = b"\1" * count
+                self.used += count
             done.append(free)
         return done
 

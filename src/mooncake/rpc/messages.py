@@ -10,6 +10,8 @@ place of a replica on disk is [-segment, number, length]: the server of that seg
                          RemoveAll, SegmentQuery, Ping, CopyTask, MoveTask, QueryTask, ReplicaClear
     segment → master     Hello, Mount, Announce, Heartbeat, Retire, Unmount, Killed, CopyEnded, DiskMount, DiskAnnounce,
                          DiskReport, DiskUnmount
+    segment → master     Hello, Mount, Announce, AnnouncePlain, Heartbeat, Unmount, Killed, CopyEnded, DiskMount,
+                         DiskAnnounce, DiskReport
     master → segment     Kill, CopyPart, DiskOrders
     anybody → anybody    Hello, Prove
     client → segment     Attach (unix socket, answered with descriptors), Read, Write, Stage, Unstage (tcp)
@@ -336,22 +338,26 @@ class Record(Message):
     body: Body
 
 
-class WrittenRecord(Message):
-    """A Record on the wire, made of a body as it lies in the table."""
-
-    slots: list[int]
-    state: int
-    term: int
-    seq: int
-    body: msgspec.Raw
-
-
 class Announce(Message):
-    """A server may send several before it has the first reply."""
+    """Records of a segment that is mounted; a server may send several before it has the first reply."""
 
     segment: int
     records: list[Record]
     last: bool
+
+
+class AnnouncePlain(Message):
+    """Further records, before the last Announce, in columns, since there may be millions: COMPLETE, of whole values in
+    one extent each and slots in a row, written by `client`, and for the rest as the defaults of Body are.  A column has a
+    u64 a record, little endian; `slots` is the first slot << 8 | their number.  Reply Codes."""
+
+    segment: int
+    client: str
+    keys: list[str]
+    seqs: bytes
+    sizes: bytes
+    offsets: bytes
+    slots: bytes
 
 
 class Heartbeat(Message):
@@ -486,6 +492,7 @@ KINDS: dict[type[Message], int] = {
             DiskMount, DiskMounted, DiskAnnounce, DiskOrders, DiskReport, Stage, Staged, Unstage,
             Prove,
             Retire, DiskUnmount, LeaveDisk, FiguresQuery, Figures,
+            AnnouncePlain,
         ),
         start=1,
     )
@@ -498,6 +505,7 @@ REPLY_OF: dict[type[Message], type[Message]] = {
     Attach: Attached, Read: Codes, Write: Codes, Serve: Serving, Stop: Codes,
     DiskMount: DiskMounted, DiskAnnounce: Codes, DiskReport: Codes, Stage: Staged,
     Retire: Codes, DiskUnmount: Codes, LeaveDisk: Codes, FiguresQuery: Figures,
+    AnnouncePlain: Codes, DiskMount: DiskMounted, DiskAnnounce: Codes, DiskReport: Codes, Stage: Staged,
     EngineOpen: EngineOpened, EngineRead: Codes, EngineWrite: Codes, EngineNotify: Codes,
     EngineExports: EngineExported, Introduce: Introduction,
     CopyTask: TaskCreated, MoveTask: TaskCreated, QueryTask: TaskState, ReplicaClear: Cleared,

@@ -1,14 +1,12 @@
 """What a segment's owner does to its table: kills records at the master's word, lists them for a new master."""
 
 import threading
+from array import array
 from collections import Counter
 from collections.abc import Iterator
-from itertools import islice
-from typing import cast
 
-import msgspec
-
-from mooncake.rpc.messages import Announce, Kill, Killed, Record, WrittenRecord
+from mooncake.rpc.messages import Announce, AnnouncePlain, Kill, Killed, Record
+from mooncake.rpc.record_messages import Body
 from mooncake.segment.writers import Writers
 from mooncake.transfer import table
 from mooncake.transfer.memory import SegmentMemory
@@ -85,16 +83,25 @@ class Owner:
         with self._lock:
             self._waiting.clear()  # a new master asks for its own
 
-    def announcements(self) -> Iterator[Announce]:
+    def announcements(self) -> Iterator[Announce | AnnouncePlain]:
         """Every live record, in messages of bounded size; the last one is marked."""
-        views = self.memory.table.records()
-        records = [_record(view) for view in islice(views, ANNOUNCE_STEP)]
-        while True:
-            following = [_record(view) for view in islice(views, ANNOUNCE_STEP)]
-            yield Announce(self.segment, records, not following)
-            if not following:
-                return
-            records = following
+        plain: dict[str, _Columns] = {}
+        others: list[Record] = []
+        for view in self.memory.table.records():
+            if _is_plain(view):
+                client = view.body.client
+                columns = plain.get(client) or plain.setdefault(client, _Columns())
+                columns.add(view)
+                if len(columns.keys) == ANNOUNCE_STEP:
+                    yield plain.pop(client).message(self.segment, client)
+            else:
+                others.append(Record(view.slots, view.state, view.term, view.seq, view.body))
+                if len(others) == ANNOUNCE_STEP:
+                    yield Announce(self.segment, others, False)
+                    others = []
+        for client, columns in plain.items():
+            yield columns.message(self.segment, client)
+        yield Announce(self.segment, others, True)
 
     def _try_kill(self, slot: int, seq: int) -> bool:
         with self._lock:
@@ -117,6 +124,37 @@ class Owner:
         return True
 
 
-def _record(view: table.SlotView) -> Record:
-    record = WrittenRecord(view.slots, view.state, view.term, view.seq, msgspec.Raw(view.raw))
-    return cast(Record, record)  # to whom it is sent
+class _Columns:
+    """Of an AnnouncePlain."""
+
+    __slots__ = ("keys", "offsets", "seqs", "sizes", "slots")
+
+    def __init__(self) -> None:
+        self.keys: list[str] = []
+        self.seqs, self.sizes, self.offsets, self.slots = (array("Q") for _ in range(4))
+
+    def add(self, view: table.SlotView) -> None:
+        body, slots = view.body, view.slots
+        self.keys.append(body.key)
+        self.seqs.append(view.seq)
+        self.sizes.append(body.size)
+        self.offsets.append(body.extents[0])
+        self.slots.append(slots[0] << 8 | len(slots))
+
+    def message(self, segment: int, client: str) -> AnnouncePlain:
+        columns = (column.tobytes() for column in (self.seqs, self.sizes, self.offsets, self.slots))
+        return AnnouncePlain(segment, client, self.keys, *columns)
+
+
+def _is_plain(view: table.SlotView) -> bool:
+    """Whether it may be in an AnnouncePlain."""
+    body, slots = view.body, view.slots
+    extents = body.extents
+    return (
+        view.state == table.COMPLETE
+        and len(extents) == 2
+        and extents[1] == body.size
+        and slots[-1] - slots[0] == len(slots) - 1 < 255
+        and extents[0] >= 0 < body.size
+        and body == Body(body.key, body.size, extents, client=body.client)
+    )

@@ -84,14 +84,13 @@ def slots_needed(key: str, group: str, client: str, extents: int) -> int:
 
 
 class SlotView(NamedTuple):
-    """What a head slot says, and its whole record: as it lies there, and read."""
+    """What a head slot says, and its whole record."""
 
     slots: list[int]
     state: int
     term: int
     seq: int
     writer: int
-    raw: bytes
     body: Body
 
 
@@ -221,4 +220,4 @@ class Table:
             body = _decode(raw)
         except msgspec.MsgspecError:
             return None  # a writer was stopped while it wrote the record
-        return SlotView(slots, state, term, seq, writer, raw, body)
+        return SlotView(slots, state, term, seq, writer, body)

@@ -103,9 +103,11 @@ class Keeper:
     def _written(self, outcome: Outcome, seconds: float) -> None:
         counters = self._counters
         counters["mooncake_snapshots_written_total"] += 1
-        counters["mooncake_snapshot_time_seconds"] = int(time.time())
-        counters["mooncake_snapshot_bytes"] = outcome.size
-        counters["mooncake_snapshot_duration_ms"] = round(seconds * 1000)
+        counters.snapshots = {
+            "mooncake_snapshot_time_seconds": int(time.time()),
+            "mooncake_snapshot_bytes": outcome.size,
+            "mooncake_snapshot_duration_ms": round(seconds * 1000),
+        }
         if self._failing:
             log.info("snapshots are written again")
         self._failing = False

@@ -1,0 +1,59 @@
+"""The columns of an AnnouncePlain: records of values that lie in one extent and have nothing special about them."""
+
+from __future__ import annotations
+
+from array import array
+from itertools import compress
+from typing import NamedTuple
+
+from mooncake.errors import ErrorCode, StoreError
+from mooncake.rpc.messages import AnnouncePlain, Record
+from mooncake.rpc.record_messages import Body
+from mooncake.transfer.table import COMPLETE
+
+
+class Plain(NamedTuple):
+    """Column for column, one entry a record; `slots` as Object.slots."""
+
+    client: str
+    keys: list[str]
+    seqs: list[int]
+    sizes: list[int]
+    offsets: list[int]
+    slots: list[int]
+
+    @property
+    def sound(self) -> bool:
+        """Whether each may be right by itself."""
+        return (
+            all(self.keys)
+            and min(self.seqs, default=1) > 0
+            and max(self.seqs, default=1) < 1 << 62
+            and min(self.sizes, default=1) > 0
+            and all(run & 255 for run in self.slots)
+        )
+
+    def some(self, begin: int, end: int) -> Plain:
+        """Those of a range."""
+        return Plain(self.client, *(column[begin:end] for column in self[1:]))  # type: ignore[arg-type]
+
+    def of(self, which: list[bool]) -> Plain:
+        """Those for which `which` is true."""
+        return Plain(self.client, *(list(compress(column, which)) for column in self[1:]))  # type: ignore[arg-type]
+
+    def record(self, i: int) -> Record:
+        """One, as an Announce would have it."""
+        first, count = self.slots[i] >> 8, self.slots[i] & 255
+        body = Body(self.keys[i], self.sizes[i], [self.offsets[i], self.sizes[i]], client=self.client)
+        return Record(list(range(first, first + count)), COMPLETE, 0, self.seqs[i], body)
+
+
+def columns_of(message: AnnouncePlain) -> Plain:
+    """Raises StoreError if they differ in length."""
+    count = len(message.keys)
+    columns = []
+    for raw in (message.seqs, message.sizes, message.offsets, message.slots):
+        if len(raw) != 8 * count:
+            raise StoreError(ErrorCode.INVALID_PARAMS, "columns of announced records differ in length")
+        columns.append(array("Q", raw).tolist())
+    return Plain(message.client, message.keys, *columns)
