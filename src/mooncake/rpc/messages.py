@@ -348,8 +348,8 @@ class Announce(Message):
 
 class AnnouncePlain(Message):
     """Further records, before the last Announce, in columns, since there may be millions: COMPLETE, of whole values in
-    one extent each and slots in a row, written by `client`, and for the rest as the defaults of Body are.  A column has a
-    u64 a record, little endian; `slots` is the first slot << 8 | their number.  Reply Codes."""
+    one extent each and slots in a row, written by `client`, and for the rest as the defaults of Body are.  A column has
+    a u64 a record, little endian; `slots` is the first slot << 8 | their number.  Reply Codes."""
 
     segment: int
     client: str

@@ -208,7 +208,19 @@ class Table:
         memory = self._memory
         base = HEADER_SIZE + slot * SLOT_SIZE
         _, seq, term, writer, length, follow, state = _SLOT.unpack_from(memory, base)
-        slots, raw = [slot], bytes(memory[base + SLOT_HEADER : base + SLOT_HEADER + min(length, SLOT_ROOM)])
+        slots = [slot]
+        raw: bytes | memoryview = memory[base + SLOT_HEADER : base + SLOT_HEADER + min(length, SLOT_ROOM)]
+        if follow or length > SLOT_ROOM:
+            raw = self._gather(bytes(raw), slots, length, follow)
+        try:
+            body = _decode(raw)
+        except msgspec.MsgspecError:
+            return None  # a writer was stopped while it wrote the record
+        return SlotView(slots, state, term, seq, writer, body)
+
+    def _gather(self, raw: bytes, slots: list[int], length: int, follow: int) -> bytes:
+        """The whole record that starts with `raw`; `slots` grows by those that it takes."""
+        memory = self._memory
         while len(raw) < length and follow and len(slots) <= length // SLOT_ROOM:
             slots.append(follow - 1)
             base = HEADER_SIZE + (follow - 1) * SLOT_SIZE
@@ -216,8 +228,4 @@ class Table:
             follow = _SLOT.unpack_from(memory, base)[5]
         if follow:
             slots.append(follow - 1)
-        try:
-            body = _decode(raw)
-        except msgspec.MsgspecError:
-            return None  # a writer was stopped while it wrote the record
-        return SlotView(slots, state, term, seq, writer, body)
+        return raw
