@@ -61,6 +61,7 @@ def test_values_leave_in_the_order_of_their_use_before_the_restart(folder, make_
     take(master)
     restart(master)
     wait_for_log(log, "1 of 1 segments of the snapshot are back; it knew 7 values, there are 7")
+    time.sleep(0.6)  # until readers of the former master are over
     for i in range(5):
         wait_until(lambda i=i: store.put(f"n{i}", b"n" * MIB) == 0, 5)
     assert [i for i in range(7) if store.is_exist(f"k{i}") == 1] == [0, 1, 2]

@@ -559,3 +559,26 @@ def test_only_missing_keys_are_inserted() -> None:
     assert keys.get("k5") is first[5]
     assert keys.get("k79999") is more[2]
     assert keys.insert_missing([Object(key="k80001"), Object(key="k1")]) == [0, 1]
+
+
+def test_nothing_is_evicted_in_vain_while_a_former_masters_readers_may_be_reading() -> None:
+    """What a new master evicts comes free only when the longest lease of the former one is over: a put into a full
+    pool used to evict ever more until its time was over, and then got nothing."""
+    world = World(lease_ms=5_000, eviction_ratio=0.1)
+    world.segments.clear()
+    world.directory.unmount(world.directory.pool.segments[1], world.now)
+    world.settle()
+    info = SegmentInfo(7, "h1:7", 64 * KIB, "", "", "h1", "9-7")
+    segment, _ = world.directory.mount(info, 1, 0, world.take_kill, world.now)
+    for _ in world.directory.announce(segment, [plain(f"k{i}", i + 1, i) for i in range(254)], last=True):
+        pass
+    world.settle()
+    assert segment.filled
+    assert world.put(["fits"], 512) == [0]
+    for _ in range(3):
+        assert world.start(["new"], 2 * KIB) == [-200]
+        assert len(world.directory.catalog.objects) == 255
+    world.wait(5)
+    assert len(world.directory.catalog.objects) > 200  # evicted ahead of demand, once
+    assert world.put(["new"], 2 * KIB) == [0]
+    assert len(world.directory.catalog.objects) > 200

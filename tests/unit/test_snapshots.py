@@ -22,6 +22,7 @@ from mooncake.master.snapshots.contents import collect
 from mooncake.master.snapshots.file import DamagedError, Writer, bodies, check
 from mooncake.master.snapshots.restore import Restored, leave_in_order
 from mooncake.master.snapshots.settings import PATH_VARIABLE, SnapshotSettings, snapshot_settings
+from mooncake.master.snapshots.stores import Folder, keep_newest
 from mooncake.rpc.messages import Record, SegmentInfo
 from mooncake.rpc.record_messages import Body
 from mooncake.transfer.table import COMPLETE
@@ -73,6 +74,26 @@ def test_a_child_whose_master_was_killed_keeps_nothing(tmp_path, cut) -> None:
     assert outcome.name == ""
     assert ("cut short" if cut > 8 else "it ") in outcome.error
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 9])
+def test_the_newest_are_kept(tmp_path, count) -> None:
+    folder = Folder(str(tmp_path), "c")
+    for name in ("1.snapshot", "2.damaged", "3.snapshot", "4.snapshot", "5.damaged"):
+        folder.write(name, b"x")
+    (tmp_path / "c" / "other").touch()
+    keep_newest(folder, count, "3.snapshot")  # was written last, by a clock that had gone back
+    kept = {
+        1: ["3.snapshot", "5.damaged"],
+        2: ["2.damaged", "3.snapshot", "4.snapshot", "5.damaged"],
+    }  # fmt: skip
+    everything = ["1.snapshot", "2.damaged", "3.snapshot", "4.snapshot", "5.damaged"]
+    assert folder.names() == kept.get(count, everything)
+    folder.set_aside("3.snapshot")
+    assert "3.damaged" in folder.names()
+    folder.delete("3.damaged")
+    folder.delete("3.damaged")
+    assert "3.damaged" not in folder.names()
 
 
 class Returning(World):

@@ -383,6 +383,7 @@ class Directory:
         if term:
             self.granting.expect_others(now)
             segment.old_until = now + max(min(lease_ms, _LONGEST_LEASE_MS), self.config.lease_ms) / 1000
+            self.granting.stay_calm(segment.old_until)
         self.pool.add(segment, now)
         log.info("client_id=%s, action=mount_segment, segment_name=%s", info.client, info.name)
         return segment, term == 0

@@ -391,7 +391,7 @@ class Granting:
     def _make_room(self, wish: Wish, now: float) -> bool:
         """Start to free what `wish` lacks, so far as it does not come free by itself.  True: not all yet."""
         need = sum(granules(wish.sizes[i]) for i in wish.lacking) * self._copies(wish)
-        if need > self._pool.reachable():
+        if need > self._pool.reachable(now):
             return False  # evicting all would not help: wait for what is held back, and evict nothing in vain
         free, coming = self._pool.room()
         if free >= need:  # there were bytes but no slots, or not on enough segments
@@ -432,8 +432,12 @@ class Granting:
     def expect_others(self, now: float) -> None:
         """A segment with values is coming back, so others may follow: what is mounted now says little about how full
         the pool is, and nothing is evicted ahead of demand."""
-        self._calm_until = now + _OTHERS_S
+        self._calm_until = max(self._calm_until, now + _OTHERS_S)
         self._evicting = 0
+
+    def stay_calm(self, until: float) -> None:
+        """What is evicted now does not come free before: evict nothing ahead of demand."""
+        self._calm_until = max(self._calm_until, until)
 
     def _check_watermark(self, now: float) -> None:
         if not self._evicting and now >= self._calm_until:

@@ -118,9 +118,13 @@ class Pool:
             coming += segment.coming + segment.leaving
         return free, coming
 
-    def reachable(self) -> int:
-        """Bytes that eviction of everything could make free: all but those whose owners or readers hold them back."""
-        return sum(segment.size - segment.quarantined + segment.coming for segment in self.placeable)
+    def reachable(self, now: float) -> int:
+        """Bytes that eviction of everything could make free: all but those whose owners or readers hold them back, as
+        a former master's readers may do with all that was there before a mount."""
+        return sum(
+            (segment.allocator.free if now < segment.old_until else segment.size - segment.quarantined) + segment.coming
+            for segment in self.placeable
+        )
 
     def fill(self) -> float:
         """Share of the placeable bytes, or of their table slots if that is higher, that is in use for good."""

@@ -88,7 +88,7 @@ def _write(job: Job, raw: bytes, outcome: Outcome) -> None:
         outcome.name, outcome.in_backup = job.write, True
         store = backup
     try:
-        keep_newest(store, job.settings.keep)
+        keep_newest(store, job.settings.keep, job.write)
     except OSError as error:
         outcome.error = outcome.error or f"older snapshots stay ({error})"
 

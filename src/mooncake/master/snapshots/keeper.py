@@ -122,7 +122,6 @@ def start_child(job: Job) -> subprocess.Popen[bytes]:
         [sys.executable, "-m", "mooncake.master.snapshots.child"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
     )
     assert child.stdin is not None
     child.stdin.write(msgspec.json.encode(job) + b"\n")

@@ -20,27 +20,11 @@ from mooncake.master.snapshots.stores import ASIDE, SUFFIX, Store
 class Bucket(Store):
     def __init__(self, settings: S3Settings, cluster: str, limit: float | None = None) -> None:
         """Asks nothing yet.  `limit`: seconds that any wait may take at most."""
-        least = limit or settings.connect_timeout_s
-        session = botocore.session.get_session()
-        self._client: Any = session.create_client(
-            "s3",
-            region_name=settings.region,
-            endpoint_url=settings.endpoint or None,
-            use_ssl=settings.use_https,
-            aws_access_key_id=settings.access_key_id or None,  # else where AWS keeps them
-            aws_secret_access_key=settings.secret_access_key or None,
-            config=Config(
-                connect_timeout=min(least, settings.connect_timeout_s),
-                read_timeout=min(limit or settings.request_timeout_s, settings.request_timeout_s),
-                retries={"total_max_attempts": 2, "mode": "standard"},
-                s3={"addressing_style": "virtual" if settings.use_virtual_addressing else "path"},
-                request_checksum_calculation="when_required",  # older servers refuse newer ones; the file has its own
-                response_checksum_validation="when_required",
-            ),
-        )
         self._bucket = settings.bucket
         self._prefix = f"mooncake-snapshots/{cluster}/"
         self._where = f"{settings.endpoint or 'S3'} (bucket {settings.bucket})"
+        with self._asking():
+            self._client = _client(settings, limit)
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
@@ -76,3 +60,22 @@ class Bucket(Store):
         with self._asking():
             self._client.copy_object(Bucket=self._bucket, Key=target, CopySource=source)
         self.delete(name)
+
+
+def _client(settings: S3Settings, limit: float | None) -> Any:
+    return botocore.session.get_session().create_client(
+        "s3",
+        region_name=settings.region,
+        endpoint_url=settings.endpoint or None,
+        use_ssl=settings.use_https,
+        aws_access_key_id=settings.access_key_id or None,  # else where AWS keeps them
+        aws_secret_access_key=settings.secret_access_key or None,
+        config=Config(
+            connect_timeout=min(limit or settings.connect_timeout_s, settings.connect_timeout_s),
+            read_timeout=min(limit or settings.request_timeout_s, settings.request_timeout_s),
+            retries={"total_max_attempts": 2, "mode": "standard"},
+            s3={"addressing_style": "virtual" if settings.use_virtual_addressing else "path"},
+            request_checksum_calculation="when_required",  # older servers refuse newer ones; the file has its own
+            response_checksum_validation="when_required",
+        ),
+    )

@@ -81,11 +81,11 @@ class Folder(Store):
         (self._path / name).rename(self._path / (name.removesuffix(SUFFIX) + ASIDE))
 
 
-def keep_newest(store: Store, count: int) -> list[str]:
-    """Delete all but the newest `count`, and as many that were set aside; the names of those deleted."""
-    deleted = []
-    for suffix in (SUFFIX, ASIDE):
-        for name in [name for name in store.names() if name.endswith(suffix)][:-count]:
+def keep_newest(store: Store, count: int, written: str) -> None:
+    """Delete all but the newest `count`, and as many that were set aside; never `written`, which is the newest even if
+    a clock that went back makes others look so."""
+    names = [name for name in store.names() if name != written]
+    for suffix, kept in ((SUFFIX, count - 1), (ASIDE, count)):
+        found = [name for name in names if name.endswith(suffix)]
+        for name in found[: max(0, len(found) - kept)]:
             store.delete(name)
-            deleted.append(name)
-    return deleted
