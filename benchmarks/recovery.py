@@ -36,7 +36,7 @@ result = found
 PROBE = """
 import socket, threading, time
 from mooncake.rpc import messages as m
-from mooncake.rpc.client import connect, Connection
+from mooncake.rpc.client import Connection, connect
 stop = threading.Event()
 worst = [0.0, 0]
 def probe():
