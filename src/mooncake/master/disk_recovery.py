@@ -44,6 +44,7 @@ class DiskRecovery:
         for at in range(0, len(records), _AT_ONCE):
             now = self._clock()
             segment.heard = now
+            self._granting.expect_others(now)
             for record in records[at : at + _AT_ONCE]:
                 if segment.tier is not tier or not segment.mounted:
                     return

@@ -40,6 +40,7 @@ SEQ_BITS = 19  # sequence numbers start at term << SEQ_BITS: higher than any ear
 EVICT_AT_ONCE = 500  # units looked at in one step (2-3 us each)
 _ENABLE = 1  # SoftPinAction
 _OTHERS_S = 3.0  # segment servers notice a lost master within it, and try again ten times a second
+_TIERS_S = 10.0  # so long after a segment's values those on its server's disk may follow
 _SIZES = 4096  # how many different sizes share their int
 
 
@@ -431,8 +432,8 @@ class Granting:
 
     def expect_others(self, now: float) -> None:
         """A segment with values is coming back, so others may follow: what is mounted now says little about how full
-        the pool is, and nothing is evicted ahead of demand."""
-        self._calm_until = max(self._calm_until, now + _OTHERS_S)
+        the pool is, or which values are on disk too, and nothing is evicted ahead of demand."""
+        self._calm_until = max(self._calm_until, now + (_TIERS_S if self._config.enable_offload else _OTHERS_S))
         self._evicting = 0
 
     def stay_calm(self, until: float) -> None:
