@@ -496,7 +496,7 @@ def test_plain_records_are_taken_as_others_are(seed: int) -> None:
             else [columns.some(at, at + 1) for at in range(300)]
         )  # fmt: skip
         for some in steps:
-            for _ in world.directory.announce_plain(segment, some):
+            for _ in world.directory.recovery.announce_plain(segment, some):
                 pass
         for _ in world.directory.announce(segment, [], last=True):
             pass

@@ -106,17 +106,17 @@ class Catalog:
         if self.events is not None:
             self.events.changed(obj)
 
-    @property
-    def takes_plain(self) -> bool:
-        """Whether `insert_plain` does: nothing need be done for each single value that comes."""
-        return True
+    takes_plain = True  # insert_plain may be used; False if something must be asked for each single value
 
     def insert_plain(self, objects: list[Object], now: float) -> list[int]:
-        """As `insert` of each of these, which have neither group nor pin, if its key is not there; the indexes of the
-        others."""
+        """As `insert` of each, without group or pin, whose key is not there; the others' indexes (they are deleted)."""
         there = self.objects.insert_missing(objects)
-        left = set(there)
-        self._fresh.add_new([obj for i, obj in enumerate(objects) if i not in left] if left else list(objects), now)
+        for i in reversed(there):
+            del objects[i]
+        self._fresh.add_new(list(objects), now)
+        if self.events is not None:
+            for obj in objects:
+                self.events.changed(obj)
         return there
 
     def _join(self, obj: Object, name: str) -> None:

@@ -37,7 +37,6 @@ from mooncake.master.objects import (
     place,
     replicas,
 )
-from mooncake.master.plain import Plain
 from mooncake.master.pool import Pool, Segment
 from mooncake.master.puts import Put, Puts
 from mooncake.master.recovery import Recovery
@@ -402,9 +401,6 @@ class Directory:
         if last and not segment.announced and segment.mounted:
             segment.announced = True
             self.background.append(self.recovery.fill(segment))
-
-    def announce_plain(self, segment: Segment, records: Plain) -> Iterator[None]:
-        return self.recovery.announce_plain(segment, records)
 
     def heartbeat(self, segment: Segment, now: float) -> bool:
         """Whether `segment` is mounted (still, by this server)."""

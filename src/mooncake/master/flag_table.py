@@ -57,7 +57,7 @@ TENANTS = Capability("tenants with quotas", "enable_multi_tenants")
 
 class Flag(NamedTuple):
     """One row.  `lacks`: any value but the default is refused, for want of this capability; `lacks_choice`: some
-    of the choices are.  `inert`: why a value is accepted though it changes nothing here.  `serves`: the switches without
+    of the choices are.  `inert`: why a value is accepted though it changes nothing here.  `switches`: flags without
     any of which it has no effect."""
 
     name: str
@@ -72,8 +72,7 @@ class Flag(NamedTuple):
     most: float | None = None
     file_name: str = ""  # in the config file, where that differs
     in_file: bool = True
-    switch: str = ""  # the flag without which this one has no effect
-    serves: tuple[str, ...] = ()
+    switches: tuple[str, ...] = ()
 
     @property
     def field(self) -> str:
@@ -129,7 +128,7 @@ def _ratio(name: str, default: float, text: str, lacks: Capability | None = None
 
 
 def _snapshot(name: str, kind: Kind, default: Value, text: str, least: float | None = None) -> Flag:
-    return Flag(name, kind, default, text, least=least, serves=("enable_snapshot", "enable_snapshot_restore"))
+    return Flag(name, kind, default, text, least=least, switches=("enable_snapshot", "enable_snapshot_restore"))
 
 
 BOOL, INT32, INT64, UINT32, UINT64 = Kind.BOOL, Kind.INT32, Kind.INT64, Kind.UINT32, Kind.UINT64
@@ -235,17 +234,17 @@ FLAGS: tuple[Flag, ...] = (
     Flag("dynamic_replication_admission_qps_threshold", DOUBLE, 0.8, "Reads a second that make another copy", DYNAMIC_REPLICATION),
     Flag("dynamic_replication_max_memory_replicas", UINT64, 2, "Copies an object may get", DYNAMIC_REPLICATION),
     Flag("enable_kv_events", BOOL, False, "Publish what is stored and removed over ZeroMQ (needs kv_events_bind_endpoint and kv_events_backend_id)"),
-    Flag("kv_events_bind_endpoint", STRING, "", "Address of the publisher, such as tcp://0.0.0.0:5557", switch="enable_kv_events"),
-    Flag("kv_events_backend_id", STRING, "", "Name of this pool in the events", switch="enable_kv_events"),
-    Flag("kv_events_queue_capacity", UINT32, 65_536, "Events that may wait; further ones push out the oldest", least=1, switch="enable_kv_events"),
-    Flag("kv_events_emit_legacy_compat", BOOL, True, "Give events the fields type and block_hashes too", switch="enable_kv_events"),
-    Flag("kv_events_emit_object_key", BOOL, True, "Give events the object's key too", switch="enable_kv_events"),
-    Flag("kv_events_model_name", STRING, "", "Deprecated", inert=_NOT_IN_EVENTS, switch="enable_kv_events"),
-    Flag("kv_events_tenant_id", STRING, "default", "Deprecated", inert=_NOT_IN_EVENTS, switch="enable_kv_events"),
-    Flag("kv_events_additional_salt", STRING, "", "Deprecated", inert=_NOT_IN_EVENTS, switch="enable_kv_events"),
-    Flag("kv_events_lora_name", STRING, "", "Deprecated", inert=_NOT_IN_EVENTS, switch="enable_kv_events"),
-    Flag("kv_events_block_size", UINT32, 0, "Deprecated", inert=_NOT_IN_EVENTS, switch="enable_kv_events"),
-    Flag("kv_events_dp_rank", UINT32, 0, "Deprecated", inert=_NOT_IN_EVENTS, switch="enable_kv_events"),
+    Flag("kv_events_bind_endpoint", STRING, "", "Address of the publisher, such as tcp://0.0.0.0:5557", switches=("enable_kv_events",)),
+    Flag("kv_events_backend_id", STRING, "", "Name of this pool in the events", switches=("enable_kv_events",)),
+    Flag("kv_events_queue_capacity", UINT32, 65_536, "Events that may wait; further ones push out the oldest", least=1, switches=("enable_kv_events",)),
+    Flag("kv_events_emit_legacy_compat", BOOL, True, "Give events the fields type and block_hashes too", switches=("enable_kv_events",)),
+    Flag("kv_events_emit_object_key", BOOL, True, "Give events the object's key too", switches=("enable_kv_events",)),
+    Flag("kv_events_model_name", STRING, "", "Deprecated", inert=_NOT_IN_EVENTS, switches=("enable_kv_events",)),
+    Flag("kv_events_tenant_id", STRING, "default", "Deprecated", inert=_NOT_IN_EVENTS, switches=("enable_kv_events",)),
+    Flag("kv_events_additional_salt", STRING, "", "Deprecated", inert=_NOT_IN_EVENTS, switches=("enable_kv_events",)),
+    Flag("kv_events_lora_name", STRING, "", "Deprecated", inert=_NOT_IN_EVENTS, switches=("enable_kv_events",)),
+    Flag("kv_events_block_size", UINT32, 0, "Deprecated", inert=_NOT_IN_EVENTS, switches=("enable_kv_events",)),
+    Flag("kv_events_dp_rank", UINT32, 0, "Deprecated", inert=_NOT_IN_EVENTS, switches=("enable_kv_events",)),
     Flag("enable_http_metadata_server", BOOL, False, "Serve the transfer engines' metadata over HTTP too"),
     _port("http_metadata_server_port", 8080, "Port of the metadata server"),
     Flag("http_metadata_server_host", STRING, "0.0.0.0", 'Address the metadata server listens on ("::" for IPv6 and IPv4)'),

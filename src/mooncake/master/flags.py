@@ -149,10 +149,9 @@ def _effect(flag: Flag, values: Mapping[str, Value], written: Mapping[str, str])
     if value == flag.default:
         return []
     lacks = flag.lacks or flag.lacks_choice.get(str(value))
-    if flag.switch and not values[flag.switch]:
-        return [f"{written[flag.name]} has no effect while {flag.switch} is off."]
-    if lacks is None and flag.serves and not any(values[switch] for switch in flag.serves):
-        return [f"{written[flag.name]} has no effect while {' and '.join(flag.serves)} are off."]
+    if flag.switches and not any(values[switch] for switch in flag.switches):
+        are = "is" if len(flag.switches) == 1 else "are"
+        return [f"{written[flag.name]} has no effect while {' and '.join(flag.switches)} {are} off."]
     if lacks is None:
         return [f"{written[flag.name]} has no effect: {flag.inert}."] if flag.inert else []
     if _switched_off(lacks, flag, values, written):

@@ -60,7 +60,9 @@ def _announce(session: Session, request: m.Announce) -> Reply:
 @handles(m.AnnouncePlain)
 def _announce_plain(session: Session, request: m.AnnouncePlain) -> Reply:
     segment = mounted(session, request.segment)
-    return _take_in(session, segment, session.service.directory.announce_plain(segment, columns_of(request)), False)
+    return _take_in(
+        session, segment, session.service.directory.recovery.announce_plain(segment, columns_of(request)), False
+    )
 
 
 async def _take_in(session: Session, segment: Segment, steps: Iterator[None], last: bool) -> Message:

@@ -12,10 +12,8 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
 

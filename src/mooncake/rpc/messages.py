@@ -8,10 +8,8 @@ place of a replica on disk is [-segment, number, length]: the server of that seg
 
     client → master      Hello, Exist, Prefix, GetStart, LeaseReturn, Query, PutStart, PutEnd, Remove, RemoveRegex,
                          RemoveAll, SegmentQuery, Ping, CopyTask, MoveTask, QueryTask, ReplicaClear
-    segment → master     Hello, Mount, Announce, Heartbeat, Retire, Unmount, Killed, CopyEnded, DiskMount, DiskAnnounce,
-                         DiskReport, DiskUnmount
-    segment → master     Hello, Mount, Announce, AnnouncePlain, Heartbeat, Unmount, Killed, CopyEnded, DiskMount,
-                         DiskAnnounce, DiskReport
+    segment → master     Hello, Mount, Announce, AnnouncePlain, Heartbeat, Retire, Unmount, Killed, CopyEnded,
+                         DiskMount, DiskAnnounce, DiskReport, DiskUnmount
     master → segment     Kill, CopyPart, DiskOrders
     anybody → anybody    Hello, Prove
     client → segment     Attach (unix socket, answered with descriptors), Read, Write, Stage, Unstage (tcp)
@@ -503,7 +501,6 @@ REPLY_OF: dict[type[Message], type[Message]] = {
     PutStart: PutStarted, PutEnd: Codes, Remove: Codes, RemoveRegex: Count, RemoveAll: Count,
     SegmentQuery: SegmentList, Mount: Mounted, Announce: Codes, Heartbeat: Codes, Unmount: Codes,
     Attach: Attached, Read: Codes, Write: Codes, Serve: Serving, Stop: Codes,
-    DiskMount: DiskMounted, DiskAnnounce: Codes, DiskReport: Codes, Stage: Staged,
     Retire: Codes, DiskUnmount: Codes, LeaveDisk: Codes, FiguresQuery: Figures,
     AnnouncePlain: Codes, DiskMount: DiskMounted, DiskAnnounce: Codes, DiskReport: Codes, Stage: Staged,
     EngineOpen: EngineOpened, EngineRead: Codes, EngineWrite: Codes, EngineNotify: Codes,
