@@ -46,7 +46,7 @@ def service() -> SimpleNamespace:
         disks={"file_cache_nums_": 3},
     )
     segments = [segment("a", 100, 10), segment('odd"name\\', 5, 0), segment("a", 200, 20)]
-    directory = SimpleNamespace(totals=lambda: totals, segments=lambda: segments)
+    directory = SimpleNamespace(totals=lambda: totals, segments=lambda: segments, tenants=None)
     return SimpleNamespace(counters=counters, directory=directory)
 
 

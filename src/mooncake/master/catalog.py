@@ -39,6 +39,7 @@ from mooncake.master.objects import (
 )
 from mooncake.master.pool import Pool, Segment
 from mooncake.master.tombstones import Tombstones
+from mooncake.rpc.record_messages import Body
 
 
 class Catalog:
@@ -274,6 +275,19 @@ class Catalog:
     def purging(self) -> bool:
         """Whether objects may be listed whose segments are lost."""
         return self._purging > 0
+
+    # -- what a catalog with tenants knows better
+
+    def note_leaving(self, obj: Object, change: int) -> None:
+        """So many bytes of `obj` more (or less) leave memory as soon as they are on disk."""
+
+    def has_room(self, obj: Object, size: int) -> bool:
+        """Whether `obj` may take `size` bytes of memory more, for its own sake."""
+        return True
+
+    def takes(self, body: Body) -> bool:
+        """Whether a record of an earlier master is one of this master's name spaces."""
+        return not body.private
 
     # -- leases
 

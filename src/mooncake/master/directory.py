@@ -41,6 +41,9 @@ from mooncake.master.pool import Pool, Segment
 from mooncake.master.puts import Put, Puts
 from mooncake.master.recovery import Recovery
 from mooncake.master.tasks import Tasks
+from mooncake.master.tenants.catalog import TenantCatalog
+from mooncake.master.tenants.granting import TenantGranting
+from mooncake.master.tenants.registry import Tenants
 from mooncake.master.tombstones import Tombstones
 from mooncake.master.views import SegmentView, Totals
 from mooncake.rpc.message import Message
@@ -79,9 +82,17 @@ class Directory:
         self.pool = Pool(term=int(wall() * 1000))
         window = config.disk_recovery_window_s if config.enable_offload else config.recovery_window_s
         self.tombstones = Tombstones(window, now)
-        self.catalog = Catalog(config, counters, self.pool, self.tombstones)
         self.puts = Puts()
-        self.granting = Granting(config, counters, self.pool, self.catalog, self.puts)
+        self.tenants: Tenants | None = None
+        self.catalog: Catalog
+        self.granting: Granting
+        if config.tenant_quotas is None:
+            self.catalog = Catalog(config, counters, self.pool, self.tombstones)
+            self.granting = Granting(config, counters, self.pool, self.catalog, self.puts)
+        else:
+            self.tenants = Tenants(config.tenant_quotas, self.pool)
+            catalog = self.catalog = TenantCatalog(config, counters, self.pool, self.tombstones, self.tenants)
+            self.granting = TenantGranting(config, counters, self.pool, catalog, self.puts, self.tenants)
         self.recovery = Recovery(self.pool, self.catalog, self.granting, self.tombstones, clock, wall)
         self.granting.spare = self.recovery.spare
         self.disks = self.catalog.disks
@@ -309,12 +320,17 @@ class Directory:
         self.catalog.forget(obj, now)
         return ErrorCode.OK
 
-    def remove_all(self, force: bool) -> Generator[None, None, int]:
-        """Remove every value (that is not leased); how many, in steps."""
+    def remove_all(self, force: bool, scope: str = "") -> Generator[None, None, int]:
+        """Remove every value of a scope (that is not leased); how many, in steps."""
         if force:
-            self.tombstones.raise_floor(self.granting.last_seq)
+            if scope:
+                self.tombstones.note_scope(scope, self.granting.last_seq)
+            else:
+                self.tombstones.raise_floor(self.granting.last_seq)
             now = self.clock()
-            self.recovery.give_up(now, now)
+            self.recovery.give_up(now, now, scope)
+        if scope:
+            return self._remove_if(lambda key: key.startswith(scope), force)
         return self._clear(force)
 
     def _clear(self, force: bool) -> Generator[None, None, int]:
@@ -322,8 +338,9 @@ class Directory:
         with nullcontext() if events is None else events.clearing():
             return (yield from self._remove_if(lambda _: True, force))
 
-    def remove_regex(self, pattern: str, force: bool) -> Generator[None, None, int]:
-        """Remove the values in whose keys `pattern` is found; how many, in steps.  Linear in the key's length."""
+    def remove_regex(self, pattern: str, force: bool, scope: str = "") -> Generator[None, None, int]:
+        """Remove the values of a scope in whose keys `pattern` is found; how many, in steps.  Linear in the key's
+        length."""
         import re2
 
         options = re2.Options()
@@ -332,7 +349,9 @@ class Directory:
             search = re2.compile(pattern, options).search
         except re2.error:
             raise StoreError(ErrorCode.INVALID_PARAMS, f"{pattern[:200]!r} is not a pattern of RE2") from None
-        return self._remove_if(lambda key: search(key) is not None, force)
+        if not scope:
+            return self._remove_if(lambda key: search(key) is not None, force)
+        return self._remove_if(lambda key: key.startswith(scope) and search(key[len(scope) :]) is not None, force)
 
     def _remove_if(self, matches: Callable[[str], bool], force: bool) -> Generator[None, None, int]:
         removed = 0

@@ -148,6 +148,7 @@ class Disks:
         for pending in tier.pending.values():
             pending.obj.flags &= ~WRITING
             if pending.leaving:
+                self._catalog.note_leaving(pending.obj, -pending.taken)
                 self._catalog.settle(pending.obj.unit(), now)
         self._settle_refused(now)
 
@@ -187,6 +188,7 @@ class Disks:
         for pending in writes:
             if not pending.leaving:
                 pending.leaving = True
+                self._catalog.note_leaving(pending.obj, pending.taken)
                 pending.segment.leaving += pending.taken
                 _tier(pending.segment).leaving += 1
         return sum([pending.taken for pending in writes])
@@ -276,6 +278,7 @@ class Disks:
 
     def _stays(self, pending: Pending) -> None:
         pending.leaving = False
+        self._catalog.note_leaving(pending.obj, -pending.taken)
         pending.segment.leaving -= pending.taken
         _tier(pending.segment).leaving -= 1
 

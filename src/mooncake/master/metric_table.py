@@ -143,3 +143,13 @@ OWN_GAUGES: dict[str, str] = {
     "mooncake_disk_corrupt": "Disk tier: values that were damaged, and dropped, since the servers' start",
     "mooncake_disk_torn": "Disk tier: damaged places found in index files at the servers' start",
 }
+
+TENANT_GAUGES: dict[str, str] = {
+    "mooncake_tenant_used_bytes": "Memory that a tenant's values and puts in progress take",
+    "mooncake_tenant_quota_bytes": "Memory that a tenant's policy asks for",
+    "mooncake_tenant_limit_bytes": "Memory that a tenant may have: its quota, or its part of the pool if that is less",
+    "mooncake_tenant_keys": "Keys of a tenant",
+    "mooncake_tenant_evicted_keys": "Values of a tenant evicted from memory since the master's start",
+    "mooncake_tenant_refused_keys": "Keys of a tenant that were refused for its quota since the master's start",
+}
+"""With the label `tenant`; only of a master with tenants."""

@@ -118,10 +118,10 @@ class Tasks:
         self._check_usable([target])
         return self._add(MOVE, key, source, [target], obj)
 
-    def state(self, number: tuple[int, int]) -> TaskState:
-        """Raises StoreError TASK_NOT_FOUND."""
+    def state(self, number: tuple[int, int], scope: str = "") -> TaskState:
+        """Of a task whose key starts with `scope`.  Raises StoreError TASK_NOT_FOUND."""
         task = self._all.get(number)
-        if task is None:
+        if task is None or not task.key.startswith(scope):
             raise StoreError(ErrorCode.TASK_NOT_FOUND, f"no task {number[0]}-{number[1]}")
         created, updated = int(task.created * 1000), int(task.updated * 1000)
         return TaskState(task.type, task.status, created, updated, task.client, task.message)
@@ -186,6 +186,10 @@ class Tasks:
             self._retry(task, ErrorCode.REPLICA_NOT_FOUND, now)
             return
         lacking = [name for name in task.targets if not any(_lies_in(replica, name) for replica in replicas(obj))]
+        size = sum(part.taken for part in source) * len(lacking)
+        if task.type == COPY and not self._catalog.has_room(obj, size):
+            self._retry(task, ErrorCode.TENANT_QUOTA_EXCEEDED, now)
+            return
         placed = self._place(obj, source, lacking)
         if placed is None:
             self._retry(task, ErrorCode.NO_AVAILABLE_HANDLE, now)

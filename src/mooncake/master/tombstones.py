@@ -6,6 +6,8 @@ segment.  If there are too many, or the time is over, one number stands for all:
 
 from __future__ import annotations
 
+from mooncake.master.tenants.names import scope_in
+
 _MOST = 100_000
 
 
@@ -17,6 +19,7 @@ class Tombstones:
         self._until = now + window
         self._seqs: dict[str, int] = {}
         self._groups: dict[str, int] = {}
+        self._scopes: dict[str, int] = {}
         self.floor = 0
         self.undelivered: dict[int, dict[int, int]] = {}  # segment → head slot → seq of kills it has not confirmed
 
@@ -39,16 +42,23 @@ class Tombstones:
             if len(self._groups) > _MOST:
                 self.raise_floor(seq)
 
+    def note_scope(self, scope: str, seq: int) -> None:
+        """Everything of a tenant was removed: records up to `seq` whose keys start with `scope` are dead."""
+        if self._until and seq > self.floor:
+            self._scopes[scope] = seq
+
     def raise_floor(self, seq: int) -> None:
         """Every record of a segment that is away now, up to `seq`, is dead."""
         self.floor = max(self.floor, seq)
         self._seqs.clear()
         self._groups.clear()
+        self._scopes.clear()
 
     def outbid(self, seq: int) -> None:
         """A former master's numbers were higher than ours, up to `seq`: what died under us died after its records."""
         self._seqs = dict.fromkeys(self._seqs, seq)
         self._groups = dict.fromkeys(self._groups, seq)
+        self._scopes = dict.fromkeys(self._scopes, seq)
         if self.floor:
             self.floor = seq
 
@@ -65,5 +75,6 @@ class Tombstones:
             version <= self.floor
             or version <= self._seqs.get(key, 0)
             or (bool(group) and version <= self._groups.get(group, 0))
+            or (bool(self._scopes) and version <= self._scopes.get(scope_in(key), 0))
             or seq <= self.undelivered.get(segment, {}).get(slot, 0)
         )

@@ -79,6 +79,7 @@ class Hello(Message):
     client: str
     host: str  # same host ⇔ same text (boot id and network namespace)
     nonce: bytes = b""  # of a side that has the cluster's secret
+    tenant: str = "default"  # whose keys a client names; without effect unless the master has tenants
 
 
 class Welcome(Message):
@@ -246,8 +247,11 @@ class Grant(Message):
 
 
 class PutStarted(Message):
+    """`scope`: what the keys and groups of these puts' records shall start with, if the master has tenants."""
+
     term: int
     grants: list[int | Grant]
+    scope: str = ""
 
 
 class PutEnd(Message):
