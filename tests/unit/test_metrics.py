@@ -43,6 +43,7 @@ def service() -> SimpleNamespace:
         open_puts=4,
         discarded_bytes=512,
         clients=5,
+        drain_jobs=6,
         disks={"file_cache_nums_": 3},
     )
     segments = [segment("a", 100, 10), segment('odd"name\\', 5, 0), segment("a", 200, 20)]

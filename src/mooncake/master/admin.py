@@ -13,6 +13,7 @@ from aiohttp import web
 
 from mooncake.config_text import parse_bool
 from mooncake.errors import ErrorCode
+from mooncake.master.drain_admin import DrainRoutes
 from mooncake.master.metrics import CONTENT_TYPE, Metrics
 from mooncake.master.replies import failure, json_reply
 from mooncake.master.service import MasterService
@@ -26,7 +27,7 @@ logger = logging.getLogger(__name__)
 REPORT_SECONDS = 10.0
 _SLICE = 1000  # keys looked up at a time
 _LONGEST_REQUEST_LINE = 1 << 20  # bytes; /batch_query_keys lists its keys there
-_STATUS_UNDEFINED, _STATUS_OK = 0, 1  # the drop-in's numbers
+_STATUS = {"OK": 1, "DRAINING": 2, "DRAINED": 3}  # the drop-in's numbers; 0 for all others
 
 
 class AdminServer:
@@ -77,9 +78,7 @@ class AdminServer:
         get("/query_segment", self._query_segment)
         get("/api/v1/segments/status", self._get_segment_status)
         post("/api/v1/remove_all", self._remove_all)
-        post("/api/v1/drain_jobs", _refuse_drain)
-        get("/api/v1/drain_jobs/query", _refuse_drain)
-        post("/api/v1/drain_jobs/cancel", _refuse_drain)
+        DrainRoutes(self._service).add_to(application)
         TenantRoutes(self._service).add_to(application)
         return application
 
@@ -254,16 +253,12 @@ class AdminServer:
             {
                 "success": True,
                 "segment": name,
-                "status": _STATUS_OK if found[0] == "OK" else _STATUS_UNDEFINED,
+                "status": _STATUS.get(found[0], 0),
                 "status_name": found[0],
                 "error_code": 0,
                 "error_message": "",
             }
         )
-
-
-async def _refuse_drain(_: web.Request) -> web.Response:
-    return failure(ErrorCode.NOT_SUPPORTED)
 
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -456,6 +456,10 @@ class Catalog:
         self._counters["master_evicted_key_count" + suffix] += len(objects)
         self._counters["master_evicted_size_bytes" + suffix] += sum([obj.size for obj in objects])
 
+    def leave_memory(self, obj: Object, now: float) -> None:
+        """`obj`, which is on disk, needs its memory no longer."""
+        self._leave_memory(obj, now)
+
     def _leave_memory(self, obj: Object, now: float) -> None:
         """From now on `obj` is only on disk."""
         self._give_back(obj, list(parts(obj)), now, clean=True)

@@ -7,7 +7,8 @@ while it is `busy` (else ten times a second), and sends what `pool.take_outbox()
     Pool       segments, extents, kills            Catalog    complete values, leases, eviction order
     Puts       puts in progress                    Granting   room for new puts
     Recovery   records of returning segments       Clients    who is connected
-    Tasks      replicas being copied or moved     Disks      values on disk
+    Tasks      replicas being copied or moved     Drains     segments being emptied
+    Disks      values on disk
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from mooncake.master.catalog import Catalog
 from mooncake.master.config import MasterConfig
 from mooncake.master.counters import Counters
 from mooncake.master.disk_recovery import DiskRecovery
+from mooncake.master.drains import Drains
 from mooncake.master.granting import SEQ_BITS, Granting
 from mooncake.master.leases import ReadLease
 from mooncake.master.membership import Client, Clients
@@ -45,7 +47,7 @@ from mooncake.master.tenants.catalog import TenantCatalog
 from mooncake.master.tenants.granting import TenantGranting
 from mooncake.master.tenants.registry import Tenants
 from mooncake.master.tombstones import Tombstones
-from mooncake.master.views import SegmentView, Totals
+from mooncake.master.views import SegmentView, Totals, segment_views, totals_of
 from mooncake.rpc.message import Message
 from mooncake.rpc.messages import Found, Record, SegmentInfo
 
@@ -102,6 +104,7 @@ class Directory:
         self.clients = Clients(config.client_gone_s)
         self.tasks = Tasks(config, self.pool, self.catalog, self.granting, clock, wall)
         self.background: deque[Iterator[None]] = deque()
+        self.drains = Drains(counters, self.pool, self.catalog, self.puts, self.tasks, self.background, clock, wall)
         self._next_check = now
         self.on_expired: Callable[[str], None] = lambda segment: None
 
@@ -116,30 +119,10 @@ class Directory:
         return self.pool.quarantined
 
     def segments(self) -> list[SegmentView]:
-        return [
-            SegmentView(
-                s.name, s.number, s.client, s.host, s.info.shown, s.info.protocol, s.size, s.allocator.used,
-                "SUSPECT" if s.suspect else "OK" if s.filled else "FILLING",
-            )
-            for s in self.pool.segments.values()
-        ]  # fmt: skip
+        return segment_views(self.pool)
 
     def totals(self) -> Totals:
-        pool, catalog = self.pool, self.catalog
-        return Totals(
-            key_count=len(catalog.objects),
-            in_memory=len(catalog.objects) - catalog.only_on_disk,
-            soft_pinned=catalog.soft_pinned,
-            allocated_bytes=pool.used,
-            capacity_bytes=pool.capacity,
-            quarantined_bytes=pool.quarantined,
-            read_leases=len(catalog.reads),
-            waiting_puts=self.granting.waiting,
-            open_puts=len(self.puts.by_seq),
-            discarded_bytes=sum(s.quarantined - s.coming for s in pool.segments.values()),
-            clients=len(self.clients),
-            disks=self.disks.figures(),
-        )
+        return totals_of(self)
 
     def keys(self) -> Iterator[list[str]]:
         """All readable keys in lists of at most 2,000; other things may happen between two lists."""
@@ -469,17 +452,29 @@ class Directory:
 
     @property
     def busy(self) -> bool:
-        return self.granting.busy or self.tasks.busy or bool(self.catalog.probes) or bool(self.catalog.reads)
+        return (
+            self.granting.busy
+            or self.tasks.busy
+            or self.drains.busy
+            or bool(self.catalog.probes)
+            or bool(self.catalog.reads)
+        )
 
     def tick(self, now: float) -> None:
         """Whatever is due."""
         self.catalog.end_leases(now, _ENDED_AT_ONCE)
         self.catalog.end_soft_pins(now, _ENDED_AT_ONCE)
         self.pool.kill_due(now, _ENDED_AT_ONCE)
-        self.tasks.tick(now)
+        self.move_on(now)
         if now >= self._next_check:
             self._next_check = now + 0.25
             self._check(now)
+
+    def move_on(self, now: float) -> None:
+        """Go on with tasks and drain jobs."""
+        if self.drains.busy:
+            self.drains.tick(now)
+        self.tasks.tick(now)
 
     def _check(self, now: float) -> None:
         for segment in list(self.pool.segments.values()):

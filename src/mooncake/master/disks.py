@@ -162,6 +162,15 @@ class Disks:
         if place is not None and len(_tier(place.segment).pending) < self._config.offloading_queue_limit:
             self._order_write(obj, place)
 
+    def write(self, obj: Object) -> bool:
+        """Have `obj` written, now or when it is asked again; False: no tier will take it."""
+        place = _place_of(obj)
+        if place is None:
+            return self._pending(obj) is not None
+        if self._pending(obj) is None and not self._is_full(_tier(place.segment)):
+            self._order_write(obj, place)
+        return True
+
     def write_first(self, unit: Unit, objects: list[Object]) -> int | None:
         """`objects`, all of `unit`, are to leave memory.  None: they may, now; else how many bytes will come free when
         they have been written, 0 if they must stay for now."""

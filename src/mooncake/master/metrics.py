@@ -52,6 +52,7 @@ class Metrics:
             mooncake_read_leases=totals.read_leases,
             mooncake_open_puts=totals.open_puts,
             mooncake_waiting_puts=totals.waiting_puts,
+            mooncake_drain_jobs=totals.drain_jobs,
         )
         return values
 

@@ -50,9 +50,9 @@ class Segment:
     """One mount of one segment.  A new mount under the same number is another object."""
 
     __slots__ = (
-        "allocator", "client", "coming", "deadline", "doomed", "draining", "filled", "first_seq", "heard", "host",
-        "info", "leaving", "mounted", "name", "number", "old_until", "orders", "outbox", "parked", "quarantined",
-        "send", "size", "slots", "term", "tier",
+        "allocator", "client", "coming", "deadline", "doomed", "drained", "draining", "filled", "first_seq", "heard",
+        "host", "info", "leaving", "mounted", "name", "number", "old_until", "orders", "outbox", "parked",
+        "quarantined", "send", "size", "slots", "term", "tier",
     )  # fmt: skip
 
     def __init__(self, info: SegmentInfo, term: int, now: float, known: bool) -> None:
@@ -64,7 +64,8 @@ class Segment:
         self.slots = Slots(slot_count(info.size), known)
         self.mounted = True
         self.filled = known  # every record of its table is in
-        self.draining = False
+        self.draining = False  # gets nothing new (see drains)
+        self.drained = False  # and is empty
         self.first_seq = 0  # records with a lower one are from before this mount,
         self.old_until = now  # and may be read until then by readers that we do not know
         self.heard = now

@@ -49,6 +49,7 @@ class Task(msgspec.Struct, eq=False):
     attempts: int = 0
     not_before: float = 0.0
     message: str = ""
+    most_retries: int | None = None  # None: as many as the configuration says
 
 
 class _Running(msgspec.Struct, eq=False):
@@ -118,6 +119,13 @@ class Tasks:
         self._check_usable([target])
         return self._add(MOVE, key, source, [target], obj)
 
+    def move_for_drain(self, key: str, source: str, target: str) -> Task:
+        """As move, of what is known to be there; tried once."""
+        number = self._add(MOVE, key, source, [target], self._catalog.objects.get(key), limited=False)
+        task = self._all[number]
+        task.most_retries = 0
+        return task
+
     def state(self, number: tuple[int, int], scope: str = "") -> TaskState:
         """Of a task whose key starts with `scope`.  Raises StoreError TASK_NOT_FOUND."""
         task = self._all.get(number)
@@ -143,8 +151,10 @@ class Tasks:
             if not self._usable(name):
                 raise StoreError(ErrorCode.UNAVAILABLE_IN_CURRENT_STATUS, f"segment {name} takes nothing new now")
 
-    def _add(self, kind: int, key: str, source: str, targets: list[str], obj: Object | None) -> tuple[int, int]:
-        if len(self._pending) >= self._config.max_pending_tasks:
+    def _add(
+        self, kind: int, key: str, source: str, targets: list[str], obj: Object | None, *, limited: bool = True
+    ) -> tuple[int, int]:
+        if limited and len(self._pending) >= self._config.max_pending_tasks:
             raise StoreError(ErrorCode.TASK_PENDING_LIMIT_EXCEEDED)
         number = (random.getrandbits(63), random.getrandbits(63))
         now = self._wall()
@@ -273,8 +283,9 @@ class Tasks:
 
     def _retry(self, task: Task, code: ErrorCode, now: float) -> None:
         task.attempts += 1
-        if task.attempts > self._config.max_task_retries:
-            self._end(task, FAILED, f"{code.name} (max retries reached: {self._config.max_task_retries})", now)
+        most = self._config.max_task_retries if task.most_retries is None else task.most_retries
+        if task.attempts > most:
+            self._end(task, FAILED, f"{code.name} (max retries reached: {most})", now)
             return
         task.not_before = now + RETRY_S
         if task.status != PENDING:

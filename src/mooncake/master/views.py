@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from mooncake.master.directory import Directory
+    from mooncake.master.pool import Pool, Segment
 
 
 class SegmentView(NamedTuple):
-    """A mounted segment as the admin pages show it; `status`: OK, SUSPECT (connection lost) or FILLING."""
+    """A mounted segment as the admin pages show it; `status`: OK, DRAINING, DRAINED, SUSPECT (connection lost)
+    or FILLING."""
 
     name: str
     segment: int
@@ -33,4 +38,43 @@ class Totals(NamedTuple):
     open_puts: int
     discarded_bytes: int
     clients: int
+    drain_jobs: int
     disks: dict[str, int]
+
+
+def segment_views(pool: Pool) -> list[SegmentView]:
+    """The mounted segments."""
+    return [
+        SegmentView(
+            s.name, s.number, s.client, s.host, s.info.shown, s.info.protocol, s.size, s.allocator.used, _status(s)
+        )
+        for s in pool.segments.values()
+    ]  # fmt: skip
+
+
+def _status(segment: Segment) -> str:
+    if segment.suspect:
+        return "SUSPECT"
+    if segment.draining:
+        return "DRAINED" if segment.drained else "DRAINING"
+    return "OK" if segment.filled else "FILLING"
+
+
+def totals_of(directory: Directory) -> Totals:
+    """The figures of this moment."""
+    pool, catalog = directory.pool, directory.catalog
+    return Totals(
+        key_count=len(catalog.objects),
+        in_memory=len(catalog.objects) - catalog.only_on_disk,
+        soft_pinned=catalog.soft_pinned,
+        allocated_bytes=pool.used,
+        capacity_bytes=pool.capacity,
+        quarantined_bytes=pool.quarantined,
+        read_leases=len(catalog.reads),
+        waiting_puts=directory.granting.waiting,
+        open_puts=len(directory.puts.by_seq),
+        discarded_bytes=sum(s.quarantined - s.coming for s in pool.segments.values()),
+        clients=len(directory.clients),
+        drain_jobs=directory.drains.running,
+        disks=catalog.disks.figures(),
+    )
