@@ -195,7 +195,8 @@ class Tasks:
         if source is None:
             self._retry(task, ErrorCode.REPLICA_NOT_FOUND, now)
             return
-        lacking = [name for name in task.targets if not any(_lies_in(replica, name) for replica in replicas(obj))]
+        there = [replica for replica in replicas(obj) if is_mounted(replica)]
+        lacking = [name for name in task.targets if not any(_lies_in(replica, name) for replica in there)]
         size = sum(part.taken for part in source) * len(lacking)
         if task.type == COPY and not self._catalog.has_room(obj, size):
             self._retry(task, ErrorCode.TENANT_QUOTA_EXCEEDED, now)
@@ -270,6 +271,8 @@ class Tasks:
         self._catalog.release(obj, now)
         if obj.flags & GONE:
             running.code = running.code or int(ErrorCode.OBJECT_NOT_FOUND)
+        if not all(map(is_mounted, running.placed)):  # the target went away just after the copy was whole
+            running.code = running.code or int(ErrorCode.REPLICA_IS_GONE)
         if running.code:
             for replica in running.placed:
                 for part in replica:
