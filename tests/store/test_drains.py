@@ -161,6 +161,7 @@ def test_a_canceled_segment_serves_again(master, make_store, reader):
     assert all(reader.get(f"k{i}") == bytes([i]) * MIB for i in range(20))
 
 
+@pytest.mark.slow
 def test_too_little_room_elsewhere(master, make_store, reader):
     a, _ = make_store(segment=32 * MIB), make_store(segment=8 * MIB)
     pinned = {"with_hard_pin": True}
@@ -176,6 +177,7 @@ def test_too_little_room_elsewhere(master, make_store, reader):
     assert all(reader.get(f"k{i}") == bytes([i]) * MIB for i in range(20))
 
 
+@pytest.mark.slow
 def test_what_fits_nowhere_stays_on_disk(make_master, tmp_path, cleanup):
     master = make_master("--enable_offload", "--offload_on_evict")
     disk = tmp_path / "ssd"
@@ -196,6 +198,7 @@ def test_what_fits_nowhere_stays_on_disk(make_master, tmp_path, cleanup):
     assert float(master.get(f"/query_segment?segment={a.get_hostname()}").split("\n")[1].split()[1]) == 0
 
 
+@pytest.mark.slow
 def test_the_owner_is_killed_in_the_middle(master, make_store, make_worker, reader):
     worker = make_worker(segment=64 * MIB)
     b = make_store(segment=64 * MIB)
@@ -234,6 +237,7 @@ def test_a_target_is_killed_in_the_middle(master, make_store, make_worker, reade
     assert all(reader.get(f"k{i}") == bytes([i]) * MIB for i in range(30))
 
 
+@pytest.mark.slow
 def test_puts_go_on_meanwhile(master, make_store, make_worker, reader):
     a, _ = make_store(segment=64 * MIB), make_store(segment=64 * MIB)
     worker = make_worker()

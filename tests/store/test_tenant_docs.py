@@ -45,6 +45,7 @@ def curl(master, line: str, **replaced: str) -> dict:
     return answer
 
 
+@pytest.mark.slow
 def test_tenants(make_master, start_client, tmp_path):
     (policy,) = re.findall(r"```yaml\n(.*?)```", TENANTS, re.DOTALL)
     path = tmp_path / "quotas.yaml"
@@ -63,6 +64,7 @@ def test_tenants(make_master, start_client, tmp_path):
     assert set(put["data"]) <= set(re.findall(r"`(\w+)`", TENANTS))
 
 
+@pytest.mark.slow
 def test_draining(make_master, start_client):
     master = make_master()
     names = {}

@@ -174,6 +174,7 @@ def test_a_quota_holds_and_its_own_values_make_room(tenants, pool, join):
     assert f'mooncake_tenant_quota_bytes{{tenant="a"}} {16 * MIB}' in text
 
 
+@pytest.mark.slow
 def test_a_flood_neither_evicts_nor_slows_another(tenants, pool, join):
     a, b = join("a"), join("b")
     block = bytes(64 * KIB)
@@ -229,6 +230,7 @@ def test_a_new_master_knows_whose_values_they_are(tenants, pool, join):
     assert {each["tenant_id"]: each["committed_count"] for each in answer["data"]} == {"a": 1, "b": 2, "default": 0}
 
 
+@pytest.mark.slow
 def test_switching_tenants_off_or_on_starts_with_an_empty_pool(tenants, pool, join, policy):
     a = join("a")
     assert a.put("k", b"v") == 0
@@ -293,10 +295,13 @@ def test_admin_routes_look_at_one_tenant(tenants, pool, join):
     assert tenants.get("/get_all_keys").split("\n")[:-1] == ["d"]
     assert tenants.get("/get_all_keys?tenant_id=a").split("\n")[:-1] == ["of a"]
     assert http(tenants, "GET", "/query_key?key=of%20a")[0] == 404
+    assert http(tenants, "GET", "/query_key?key=d&tenant_id=_a")[0] == 400
+    assert http(tenants, "POST", "/api/v1/remove_all?tenant_id=")[1]["error_code"] == -600
     assert http(tenants, "GET", "/query_key?key=of%20a&tenant_id=a")[1]["data"][0]["size_"] == 1
     assert http(tenants, "GET", "/batch_query_keys?keys=d&tenant_id=a")[1]["data"]["d"]["ok"] is False
 
 
+@pytest.mark.slow
 def test_quotas_that_exceed_the_pool_are_cut(tenants, pool, join):
     http(
         tenants, "PUT", "/api/v1/tenant_quotas?tenant_id=a", {"requested_quota_bytes": 116 * MIB}
@@ -309,6 +314,7 @@ def test_quotas_that_exceed_the_pool_are_cut(tenants, pool, join):
     }
 
 
+@pytest.mark.slow
 def test_values_on_disk(make_master, policy, cleanup, tmp_path, join):
     master = make_master("--enable_multi_tenants", f"--tenant_quota_connector_uri={policy}", "--enable_offload")
     disk = tmp_path / "ssd"
@@ -369,6 +375,7 @@ def test_a_master_without_its_policy_does_not_start(tmp_path):
     assert f"{tmp_path}/none.yaml cannot be read" in ended.stderr
 
 
+@pytest.mark.slow
 def test_quotas_in_etcd(make_master, cleanup, tmp_path):
     service = start_service("etcd", tmp_path)
     cleanup.callback(service.close)

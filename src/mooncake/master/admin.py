@@ -12,14 +12,14 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from mooncake.config_text import parse_bool
-from mooncake.errors import ErrorCode
+from mooncake.errors import ErrorCode, StoreError
 from mooncake.master.drain_admin import DrainRoutes
 from mooncake.master.metrics import CONTENT_TYPE, Metrics
 from mooncake.master.replies import failure, json_reply
 from mooncake.master.service import MasterService
 from mooncake.master.summary import Summary
 from mooncake.master.tenants.admin import TenantRoutes
-from mooncake.master.tenants.names import scope_of
+from mooncake.master.tenants.names import scope_of, wrong_name
 from mooncake.security.bearer import require_bearer
 
 logger = logging.getLogger(__name__)
@@ -126,10 +126,13 @@ class AdminServer:
     # ------------------------------------------------------------ keys
 
     def _scope(self, request: web.Request) -> str:
-        """Of the tenant that is asked about; without tenants there is one name space."""
+        """Of the tenant that is asked about; without tenants there is one name space.  Raises StoreError."""
         if self._directory.tenants is None:
             return ""
-        return scope_of(request.query.get("tenant_id", "") or "default")
+        name = request.query.get("tenant_id", "default")
+        if wrong := wrong_name(name):
+            raise StoreError(ErrorCode.INVALID_PARAMS, f"tenant_id {name[:200]!r}: {wrong}")
+        return scope_of(name)
 
     async def _query_key(self, request: web.Request) -> web.Response:
         places = self._places(self._scope(request) + request.query.get("key", ""))
@@ -271,6 +274,8 @@ async def _answer_failures(request: web.Request, handler: _Handler) -> web.Strea
         return await handler(request)
     except web.HTTPException:
         raise
+    except StoreError as error:
+        return failure(error.code, str(error))
     except Exception:
         logger.exception("The HTTP request %s failed", request.path)
         return failure(ErrorCode.INTERNAL_ERROR)

@@ -40,18 +40,12 @@ class DrainRoutes:
         except msgspec.MsgspecError as error:
             return failure(ErrorCode.INVALID_PARAMS, f'expected a body such as {{"segments": ["host:port"]}}: {error}')
         drains = self._service.directory.drains
-        try:
-            job = drains.create(wanted.segments, wanted.target_segments, wanted.max_concurrency)
-        except StoreError as error:
-            return failure(error.code, str(error))
+        job = drains.create(wanted.segments, wanted.target_segments, wanted.max_concurrency)
         self._service.hurry()
         return _brief(job)
 
     async def _query(self, request: web.Request) -> web.Response:
-        try:
-            job = self._service.directory.drains.job(_number(request))
-        except StoreError as error:
-            return failure(error.code, str(error))
+        job = self._service.directory.drains.job(_number(request))
         return json_reply(
             {
                 "success": True,
@@ -66,7 +60,7 @@ class DrainRoutes:
                 "succeeded_units": job.moved + job.on_disk,
                 "failed_units": len(job.given_up),
                 "blocked_units": job.blocked,
-                "active_units": len(job.units) - len(job.waiting),
+                "active_units": len(job.moving),
                 "migrated_bytes": job.moved_bytes,
                 "message": job.message,
                 "error_code": 0,
@@ -75,11 +69,7 @@ class DrainRoutes:
         )
 
     async def _cancel(self, request: web.Request) -> web.Response:
-        try:
-            job = self._service.directory.drains.cancel(_number(request))
-        except StoreError as error:
-            return failure(error.code, str(error))
-        return _brief(job)
+        return _brief(self._service.directory.drains.cancel(_number(request)))
 
 
 def _brief(job: Job) -> web.Response:

@@ -36,7 +36,7 @@ _TRIES = 3
 _PAUSES_S = (0.1, 0.5, 1.0)  # before a value is tried again: eviction may have made room
 _LOOK_AGAIN_S = 0.5
 _REMEMBERED = 1000
-_STEPS_AT_ONCE = 256  # values looked at in one step
+_STEPS_AT_ONCE = 64  # values looked at in one step
 
 
 class _Unit(msgspec.Struct, eq=False):
@@ -51,7 +51,7 @@ class _Unit(msgspec.Struct, eq=False):
 
 
 class Job(msgspec.Struct, eq=False):
-    """`targets`: names of segments, none: all others.  `units`: those under way, by key."""
+    """`targets`: names of segments, none: all others.  `known`: the keys of `waiting` and `moving`."""
 
     number: tuple[int, int]
     segments: list[Segment]
@@ -66,7 +66,9 @@ class Job(msgspec.Struct, eq=False):
     moved_bytes: int = 0
     on_disk: int = 0
     waiting: deque[_Unit] = msgspec.field(default_factory=deque)
-    units: dict[str, _Unit] = msgspec.field(default_factory=dict)
+    moving: list[_Unit] = msgspec.field(default_factory=list)
+    known: set[str] = msgspec.field(default_factory=set)
+    blocked: int = 0  # of those that wait: have been tried in vain
     given_up: dict[str, str] = msgspec.field(default_factory=dict)
     look_at: float = 0.0
     scanning: bool = False
@@ -76,11 +78,6 @@ class Job(msgspec.Struct, eq=False):
     @property
     def ended(self) -> bool:
         return self.status >= SUCCEEDED
-
-    @property
-    def blocked(self) -> int:
-        """Values that have been tried in vain, and will be again."""
-        return sum([1 for unit in self.waiting if unit.tries])
 
 
 class Drains:
@@ -190,10 +187,10 @@ class Drains:
             for obj in some:
                 flat = obj.segment
                 there = flat in gone or (flat is None and any(part.segment in gone for part in parts(obj)))
-                if there and obj.key not in job.units and obj.key not in job.given_up:
+                if there and obj.key not in job.known and obj.key not in job.given_up:
                     found += 1
-                    unit = job.units[obj.key] = _Unit(obj.key, avoided=[])
-                    job.waiting.append(unit)
+                    job.known.add(obj.key)
+                    job.waiting.append(_Unit(obj.key, avoided=[]))
             if job.ended:
                 return
             yield
@@ -206,15 +203,16 @@ class Drains:
     def _go_on(self, job: Job, now: float) -> None:
         self._harvest(job, now)
         for _ in range(min(len(job.waiting), _STEPS_AT_ONCE)):
-            if len(job.units) - len(job.waiting) >= job.most:
+            if len(job.moving) >= job.most:
                 break
             unit = job.waiting.popleft()
             if now < unit.not_before:
                 job.waiting.append(unit)
             else:
+                job.blocked -= bool(unit.tries)
                 self._begin(job, unit, now)
         job.live = sum(segment.allocator.used - segment.quarantined for segment in job.segments)
-        if job.units:
+        if job.known:
             return
         if not any(segment.allocator.used for segment in job.segments):
             self._end(job, SUCCEEDED, _only_on_disk(job))
@@ -236,14 +234,15 @@ class Drains:
         obj = self._catalog.objects.get(unit.key)
         source = None if obj is None else _source(obj, job.segments)
         if obj is None or source is None:  # it was removed, or its replica has left another way
-            del job.units[unit.key]
-        elif obj.flags & REPLICATING:
+            job.known.discard(unit.key)
+        elif obj.flags & REPLICATING or source.suspect:
             self._wait(job, unit, now + _PAUSES_S[0])
         elif unit.to_disk:
             self._write(job, unit, obj, now)
         elif (target := self._target(job, unit, obj, source)) is not None:
             unit.avoided.append(target)
             unit.task = self._tasks.move_for_drain(unit.key, source.name, target)
+            job.moving.append(unit)
         else:
             self._failed(job, unit, obj, "there is no room in other segments", now)
 
@@ -267,16 +266,16 @@ class Drains:
         if on_disk(obj):
             job.on_disk += 1
             self._catalog.leave_memory(obj, now)
-            del job.units[unit.key]
+            job.known.discard(unit.key)
         elif obj.flags & UNWRITABLE or not self._catalog.disks.write(obj):
-            job.given_up[unit.key] = "there is no room in other segments, and no disk that takes it"
-            del job.units[unit.key]
+            self._give_up(job, unit, "there is no room in other segments, and no disk that takes it")
         else:
             self._wait(job, unit, now + 0.02)
 
     def _harvest(self, job: Job, now: float) -> None:
         """What has become of the moves."""
-        for unit in [unit for unit in job.units.values() if unit.task is not None]:
+        moving, job.moving = job.moving, []
+        for unit in moving:
             task = unit.task
             assert task is not None
             if task.status == TASK_SUCCESS:
@@ -286,14 +285,16 @@ class Drains:
                 self._counters["mooncake_drain_moved_total"] += 1
                 self._counters["mooncake_drain_moved_bytes_total"] += 0 if obj is None else obj.size
                 job.updated = self._wall()
-                del job.units[unit.key]
+                job.known.discard(unit.key)
             elif task.status == TASK_FAILED:
                 unit.task = None
                 obj = self._catalog.objects.get(unit.key)
                 if obj is None:
-                    del job.units[unit.key]
+                    job.known.discard(unit.key)
                 else:
                     self._failed(job, unit, obj, task.message, now)
+            else:
+                job.moving.append(unit)
 
     def _failed(self, job: Job, unit: _Unit, obj: Object, reason: str, now: float) -> None:
         unit.tries += 1
@@ -304,11 +305,15 @@ class Drains:
             unit.to_disk = True
             self._wait(job, unit, now)
         else:
-            job.given_up[unit.key] = reason
-            self._counters["mooncake_drain_failed_total"] += 1
-            del job.units[unit.key]
+            self._give_up(job, unit, reason)
+
+    def _give_up(self, job: Job, unit: _Unit, reason: str) -> None:
+        job.given_up[unit.key] = reason
+        job.known.discard(unit.key)
+        self._counters["mooncake_drain_failed_total"] += 1
 
     def _wait(self, job: Job, unit: _Unit, when: float) -> None:
+        job.blocked += bool(unit.tries)
         unit.not_before = when
         job.waiting.append(unit)
 
@@ -316,10 +321,14 @@ class Drains:
 
     def _lost(self, job: Job, lost: list[Segment]) -> None:
         """Segments went away before the job had ended: whether anything went with them."""
-        if job.live or job.units:
+        if (job.live or job.known) and any(segment.allocator.used for segment in lost):
             names = ", ".join(sorted({segment.name for segment in lost}))
-            left = len(job.units) + len(job.given_up)
-            self._end(job, FAILED, f"segment {names} was lost before it was empty; {left} values had not left it")
+            left = len(job.known) + len(job.given_up)
+            self._end(
+                job,
+                FAILED,
+                f"segment {names} was lost before it was seen to be empty; {left} known values had not left it",
+            )
             return
         job.segments = [segment for segment in job.segments if segment.mounted]
         if not job.segments:
@@ -333,6 +342,10 @@ class Drains:
             segment.draining = segment.mounted and status == SUCCEEDED
             segment.drained = segment.draining
         job.segments = []
+        job.waiting.clear()
+        job.moving.clear()
+        job.known.clear()
+        job.blocked = 0
         self._pool.refresh(self._clock())
         log.info(
             "action=drain_ended, job_id=%d-%d, status=%s, moved=%d%s",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import web
 
-from mooncake.errors import ConfigError, ErrorCode, StoreError
+from mooncake.errors import ConfigError, ErrorCode
 from mooncake.master.replies import failure, json_reply
 from mooncake.master.tenants.registry import Tenant, Tenants
 
@@ -59,10 +59,7 @@ class TenantRoutes:
         async with self._changing:
             before = tenants.named(name)
             former = None if before is None else before.quota
-            try:
-                tenant = tenants.set_quota(name, wanted)
-            except StoreError as error:
-                return failure(error.code, str(error))
+            tenant = tenants.set_quota(name, wanted)
             if problem := await self._keep(tenants):
                 tenants.restore(tenant, former)
                 return problem
@@ -80,10 +77,7 @@ class TenantRoutes:
             if tenant is None or tenant.quota is None:
                 return json_reply({"success": True, "data": None})
             shown, former = _shown(tenants, tenant), tenant.quota
-            try:
-                tenants.remove(name)
-            except StoreError as error:
-                return failure(error.code)
+            tenants.remove(name)
             if problem := await self._keep(tenants):
                 tenants.set_quota(name, former)
                 return problem

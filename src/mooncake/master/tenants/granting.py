@@ -24,6 +24,8 @@ from mooncake.master.tenants.names import scope_in
 from mooncake.master.tenants.registry import Tenant, Tenants, taken
 from mooncake.rpc.messages import Grant
 
+_TRIM_S = 0.005  # between two looks at all tenants
+
 
 class TenantGranting(Granting):
     """`reserved` of every tenant is, after each step, what its puts in progress take."""
@@ -39,11 +41,8 @@ class TenantGranting(Granting):
     ) -> None:
         super().__init__(config, counters, pool, catalog, puts)
         self._tenants = tenants
+        self._next_trim = 0.0
         self._awaited = 0  # bytes that wishes before the one looked at wait for
-
-    @property
-    def busy(self) -> bool:
-        return bool(self._waiting) or any(tenant.evicting for tenant in self._tenants)
 
     # -- account
 
@@ -204,17 +203,19 @@ class TenantGranting(Granting):
             tenant.evicting = 0
 
     def evict_ahead(self, now: float) -> bool:
-        if now < self._calm_until:
+        if now < self._calm_until or (not self._evicting and now < self._next_trim):
             return False
+        self._next_trim = now + _TRIM_S
         more = False
-        for tenant in self._tenants:
+        for tenant, limit in self._tenants.limits():
             if tenant.quota is not None:
-                more |= self._trim(tenant, now)
+                more |= self._trim(tenant, limit, now)
+        self._evicting = int(more)
         return more
 
-    def _trim(self, tenant: Tenant, now: float) -> bool:
+    def _trim(self, tenant: Tenant, limit: int, now: float) -> bool:
         if not tenant.evicting:
-            limit, stays = self._tenants.limit(tenant), tenant.taken - tenant.leaving
+            stays = tenant.taken - tenant.leaving
             above = stays - self._config.high_watermark * limit
             if above <= 0 or not limit:
                 return False

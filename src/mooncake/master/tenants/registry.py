@@ -88,16 +88,22 @@ class Tenants:
 
     def limit(self, tenant: Tenant) -> int:
         """Bytes that it may have."""
+        return self._limit(tenant, self.capacity())
+
+    def _limit(self, tenant: Tenant, capacity: int) -> int:
         if tenant.quota is None:
             return 0
-        capacity = self.capacity()
         return tenant.quota if self._requested <= capacity else tenant.quota * capacity // self._requested
+
+    def limits(self) -> list[tuple[Tenant, int]]:
+        """All with their limits."""
+        capacity = self.capacity()
+        return [(tenant, self._limit(tenant, capacity)) for tenant in self]
 
     def over(self) -> list[tuple[Tenant, int]]:
         """Who has more than its limit (a segment was lost, or its quota was cut), the farthest above first, and by how
         many bytes."""
-        limits = [(tenant, self.limit(tenant)) for tenant in self]
-        over = [(tenant, tenant.taken - tenant.leaving - limit, limit) for tenant, limit in limits]
+        over = [(tenant, tenant.taken - tenant.leaving - limit, limit) for tenant, limit in self.limits()]
         over.sort(key=lambda each: each[1] / max(1, each[2]), reverse=True)
         return [(tenant, excess) for tenant, excess, _ in over if excess > 0]
 
