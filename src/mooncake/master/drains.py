@@ -36,7 +36,7 @@ _TRIES = 3
 _PAUSES_S = (0.1, 0.5, 1.0)  # before a value is tried again: eviction may have made room
 _LOOK_AGAIN_S = 0.5
 _REMEMBERED = 1000
-_STEPS_AT_ONCE = 64  # values looked at in one step
+_STEPS_AT_ONCE = 32  # values looked at in one step
 
 
 class _Unit(msgspec.Struct, eq=False):
@@ -119,9 +119,9 @@ class Drains:
         """Empty the segments of these names.  Raises StoreError INVALID_PARAMS, SEGMENT_NOT_FOUND,
         UNAVAILABLE_IN_CURRENT_STATUS."""
         names, targets = list(dict.fromkeys(names)), list(dict.fromkeys(targets))
-        if not names or not 0 < most <= 1024:
+        if not names or not 0 < most <= 256:
             raise StoreError(
-                ErrorCode.INVALID_PARAMS, "expected one segment at least, and a max_concurrency of 1 to 1024"
+                ErrorCode.INVALID_PARAMS, "expected one segment at least, and a max_concurrency of 1 to 256"
             )
         if both := set(names) & set(targets):
             raise StoreError(ErrorCode.INVALID_PARAMS, f"segment {min(both)} cannot be drained into itself")

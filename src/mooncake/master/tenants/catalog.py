@@ -44,6 +44,7 @@ class TenantCatalog(Catalog):
         tenant.used -= taken(obj)
         tenant.objects -= 1
         super()._drop(obj, now)
+        self.tenants.forget_unknown(tenant)
 
     def lose_replicas(self, obj: Object, lost: Callable[[int, Replica], bool], now: float) -> bool:
         before = taken(obj)

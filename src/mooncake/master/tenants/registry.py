@@ -80,6 +80,11 @@ class Tenants:
             tenant = self._by_scope[scope] = Tenant(scope[1:-1], None)
         return tenant
 
+    def forget_unknown(self, tenant: Tenant) -> None:
+        """Without a policy, a tenant is only known as long as it has something."""
+        if tenant.quota is None and tenant.is_empty:
+            self._by_scope.pop(tenant.scope, None)
+
     # -- limits
 
     def capacity(self) -> int:
