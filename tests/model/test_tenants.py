@@ -34,13 +34,15 @@ LEASE_S = 10.0
 
 
 class Server:
-    """A segment's table: head slot → record.  It kills at once."""
+    """A segment's table: head slot → record.  It kills at once, unless it is slow."""
 
     def __init__(self, number: int) -> None:
         self.info = SegmentInfo(number, f"s{number}", SIZE, "", "", "h", f"server-{number}")
         self.rows: dict[int, Record] = {}
         self.term = 0
         self.mount: Segment | None = None
+        self.slow = False
+        self.unconfirmed: list[tuple[int, int]] = []
 
 
 class TenantMachine(RuleBasedStateMachine):
@@ -75,15 +77,31 @@ class TenantMachine(RuleBasedStateMachine):
                         del server.rows[slot]
                 if not hide:
                     dead.append((slot, seq))
-            if server.mount is not None:
-                self.directory.killed(server.mount, [slot for slot, _ in dead], [seq for _, seq in dead])
+            server.unconfirmed += dead
+            if not server.slow:
+                self.confirm(server)
 
+        server.unconfirmed.clear()
         server.mount, resumed = self.directory.mount(server.info, server.term, 10_000, take, self.now)
         server.term = self.directory.term
         if not resumed:
             for _ in self.directory.announce(server.mount, list(server.rows.values()), True):
                 pass
         self.settle()
+
+    def confirm(self, server: Server) -> None:
+        dead, server.unconfirmed = server.unconfirmed, []
+        if server.mount is not None:
+            self.directory.killed(server.mount, [slot for slot, _ in dead], [seq for _, seq in dead])
+
+    @rule(which=st.integers(0, 1), slow=st.booleans())
+    def pace(self, which: int, slow: bool) -> None:
+        """How soon a server confirms its kills."""
+        server = self.servers[which % len(self.servers)]
+        server.slow = slow
+        if not slow:
+            self.confirm(server)
+            self.settle()
 
     def settle(self) -> None:
         directory = self.directory
@@ -139,8 +157,9 @@ class TenantMachine(RuleBasedStateMachine):
         else:
             groups = [scope + group] * len(keys) if group else []
             options = PutOptions(copies, hard_pin=hard, soft_pin_action=int(soft), groups=groups, upsert=upsert)
-            fits = tenant is not None and tenant.taken + 2 * len(keys) * granules(size) <= tenants.limit(tenant)
-            idle = not any(segment.quarantined for segment in directory.pool.segments.values())
+            fits = tenant is not None and tenant.held + 2 * len(keys) * granules(size) <= tenants.limit(tenant)
+            idle = directory.pool.used == sum(each.held for each in tenants)  # the rest is of an earlier master's
+            idle = idle and all(each.held <= tenants.limit(each) for each in tenants)
             waits = bool(directory.granting.waiting)
             wish = Wish(self.client, scoped, [size] * len(keys), options, groups, self.now + 0.7)
             directory.granting.ask(wish, self.now)
@@ -161,7 +180,7 @@ class TenantMachine(RuleBasedStateMachine):
                 assert answer in ((-705, -600, -200, -1700) if registered else (-705, -600, -1701)), answer
         if any(isinstance(answer, Grant) for answer in answers):
             assert tenant is not None
-            assert tenant.taken <= tenants.limit(tenant)
+            assert tenant.held <= tenants.limit(tenant)
         for other, had in others.items():
             assert self.keys_of(other) >= had, f"a put of {name} took values of {other}"
 
@@ -308,6 +327,8 @@ class TenantMachine(RuleBasedStateMachine):
             expected = used.get(tenant.name, 0), reserved.get(tenant.name, 0), counts.get(tenant.name, 0)
             assert (tenant.used, tenant.reserved, tenant.objects) == expected, tenant.name
             assert tenant.leaving == 0
+            doomed = [d for s in directory.pool.segments.values() for d in s.doomed.values() if d.account is tenant]
+            assert tenant.quarantined == sum(d.part.taken for d in doomed)
         assert set(used) <= {tenant.name for tenant in tenants}
         assert sum(tenants.limit(tenant) for tenant in tenants) <= max(1, tenants.capacity())
 

@@ -16,7 +16,7 @@ import heapq
 import logging
 from collections.abc import Callable, Iterator
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -37,6 +37,12 @@ SILENT_S = 3.0  # without a heartbeat for this long a segment gets nothing new
 _KILLS_A_MESSAGE = 4096
 
 
+class Account(Protocol):
+    """Whose bytes are quarantined, where that is counted."""
+
+    quarantined: int
+
+
 class Doomed(msgspec.Struct, gc=False, eq=False):
     """A record that its owner shall kill.  `hidden`: only hide it yet.  `coming`: bytes expected back soon."""
 
@@ -44,6 +50,7 @@ class Doomed(msgspec.Struct, gc=False, eq=False):
     part: PartAt
     hidden: bool
     coming: int
+    account: Account | None
 
 
 class Segment:
@@ -93,6 +100,7 @@ class Pool:
         self.segments: dict[int, Segment] = {}
         self.placeable: list[Segment] = []
         self.dirty: list[Segment] = []  # have an outbox
+        self.account: Account | None = None  # whose is what is taken back now
         self._later: list[tuple[float, int, Segment, int, int]] = []
         self._order = count()
 
@@ -145,6 +153,9 @@ class Pool:
         """Unmounted or expired: all that was in it is gone."""
         segment.mounted = False
         segment.send = None
+        for doomed in segment.doomed.values():
+            if doomed.account is not None:
+                doomed.account.quarantined -= doomed.part.taken
         segment.doomed.clear()
         segment.outbox.clear()
         segment.coming = segment.quarantined = segment.leaving = 0
@@ -200,9 +211,12 @@ class Pool:
             self._post(part.segment, part.slots[0], seq, hidden=True)
 
     def _doom(self, part: PartAt, seq: int, *, hidden: bool) -> Doomed:
-        doomed = Doomed(seq, part, hidden, 0)
+        account = self.account
+        doomed = Doomed(seq, part, hidden, 0, account)
         part.segment.doomed[part.slots[0]] = doomed
         part.segment.quarantined += part.taken
+        if account is not None:
+            account.quarantined += part.taken
         return doomed
 
     def _post(self, segment: Segment, slot: int, seq: int, *, hidden: bool) -> None:
@@ -242,6 +256,8 @@ class Pool:
         extents = part.extents
         segment.coming -= doomed.coming
         segment.quarantined -= part.taken
+        if doomed.account is not None:
+            doomed.account.quarantined -= part.taken
         for i in range(0, len(extents), 2):
             segment.allocator.release(extents[i], extents[i + 1])
         segment.slots.give(part.slots)

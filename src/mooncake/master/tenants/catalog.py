@@ -8,7 +8,7 @@ from mooncake.master.catalog import Catalog
 from mooncake.master.config import MasterConfig
 from mooncake.master.counters import Counters
 from mooncake.master.eviction import EvictionPolicy, Lru
-from mooncake.master.objects import Object, Replica
+from mooncake.master.objects import Object, PartAt, Replica
 from mooncake.master.pool import Pool
 from mooncake.master.tenants.names import scope_in, wrong_name
 from mooncake.master.tenants.orders import TenantOrder, TenantProbes
@@ -43,7 +43,9 @@ class TenantCatalog(Catalog):
         tenant = self.tenants.owner(obj)
         tenant.used -= taken(obj)
         tenant.objects -= 1
+        self._pool.account = tenant
         super()._drop(obj, now)
+        self._pool.account = None
         self.tenants.forget_unknown(tenant)
 
     def lose_replicas(self, obj: Object, lost: Callable[[int, Replica], bool], now: float) -> bool:
@@ -61,6 +63,11 @@ class TenantCatalog(Catalog):
         before = taken(obj)
         super()._leave_memory(obj, now)
         self._note_change(obj, -before)
+
+    def _give_back(self, obj: Object, lost: list[PartAt], now: float, *, clean: bool) -> None:
+        self._pool.account = self.tenants.owner(obj)
+        super()._give_back(obj, lost, now, clean=clean)
+        self._pool.account = None
 
     def _note_change(self, obj: Object, change: int) -> None:
         tenant = self.tenants.owner(obj)

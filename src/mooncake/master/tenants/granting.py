@@ -48,7 +48,7 @@ class TenantGranting(Granting):
 
     def grant_one(self, client: Client, key: str, size: int, now: float, *, eager: bool) -> int | Grant | None:
         tenant = self._tenants.of(key)
-        if tenant is None or size <= 0 or tenant.taken + granules(size) > self._tenants.limit(tenant):
+        if tenant is None or size <= 0 or tenant.held + granules(size) > self._tenants.limit(tenant):
             return None
         answer = super().grant_one(client, key, size, now, eager=eager)
         if isinstance(answer, Grant):
@@ -64,6 +64,11 @@ class TenantGranting(Granting):
     def close(self, put: Put) -> None:
         self._tenants.owner(put.obj).reserved -= taken(put.obj)
         super().close(put)
+
+    def revoke(self, put: Put, now: float) -> None:
+        self._pool.account = self._tenants.owner(put.obj)
+        super().revoke(put, now)
+        self._pool.account = None
 
     # -- granting
 
@@ -119,7 +124,7 @@ class TenantGranting(Granting):
         """Its time is over: it gets what fits."""
         tenant = self._tenants.of(_scope(wish))
         if tenant is not None and self._pool.placeable:
-            self._refuse_beyond(wish, tenant, self._tenants.limit(tenant) - tenant.taken)
+            self._refuse_beyond(wish, tenant, self._tenants.limit(tenant) - tenant.held)
         self._grant_what_fits(wish, now)
 
     def _need(self, wish: Wish) -> int:
@@ -127,7 +132,7 @@ class TenantGranting(Granting):
 
     def _excess(self, wish: Wish, tenant: Tenant) -> int:
         """By how many bytes the tenant would be over its limit."""
-        return tenant.taken + self._need(wish) - self._tenants.limit(tenant)
+        return tenant.held + self._need(wish) - self._tenants.limit(tenant)
 
     def _refuse_beyond(self, wish: Wish, tenant: Tenant, room: int) -> None:
         """Answer those keys that do not fit `room` bytes, which is what the tenant may have for all."""
@@ -170,14 +175,14 @@ class TenantGranting(Granting):
 
     def _shrink(self, wish: Wish, tenant: Tenant, excess: int, now: float) -> bool:
         """Evict what is the tenant's own; if none of it may go, the wish is over for what does not fit."""
-        lack = excess - tenant.leaving
+        lack = excess - tenant.leaving - tenant.quarantined
         if lack <= 0:
-            return False  # it is being written to disk
+            return False  # it is being written to disk, or its servers are about to confirm
         freed = self._evict_of(tenant, lack, now, breaking=True)
         if not freed and wish.overwrites:
             freed = self._drop_overwritten(wish, now)
-        if not freed and not tenant.leaving:
-            self._refuse_beyond(wish, tenant, self._tenants.limit(tenant) - tenant.taken)
+        if not freed and not tenant.leaving and not tenant.quarantined:
+            self._refuse_beyond(wish, tenant, self._tenants.limit(tenant) - tenant.held)
         return 0 < freed < lack
 
     def _evict_of(self, tenant: Tenant, room: int, now: float, *, breaking: bool) -> int:

@@ -4,6 +4,7 @@
     limit       what it gets: the quota, or its part of the pool if all quotas together exceed the pool
     used        bytes of its complete values;   reserved   of its puts in progress
     leaving     bytes of `used` that leave memory as soon as they have been written to disk
+    quarantined bytes of former values and puts that nobody may reuse yet (see pool)
 
 So the limits never add up to more than the pool, and a tenant inside its own needs nothing of anybody else's.
 """
@@ -23,20 +24,26 @@ class Tenant:
     `objects`, `evicted` and `refused`, which count values."""
 
     __slots__ = (
-        "evicted", "evicting", "leaving", "name", "objects", "quota", "refused", "reserved", "scope", "used",
+        "evicted", "evicting", "leaving", "name", "objects", "quarantined", "quota", "refused", "reserved", "scope",
+        "used",
     )  # fmt: skip
 
     def __init__(self, name: str, quota: int | None) -> None:
         self.name = name
         self.scope = scope_of(name)
         self.quota = quota
-        self.used = self.reserved = self.leaving = 0
+        self.used = self.reserved = self.leaving = self.quarantined = 0
         self.evicting = 0  # still to go ahead of demand
         self.objects = self.evicted = self.refused = 0
 
     @property
     def taken(self) -> int:
         return self.used + self.reserved
+
+    @property
+    def held(self) -> int:
+        """All that others cannot have."""
+        return self.used + self.reserved + self.quarantined
 
     @property
     def is_empty(self) -> bool:
