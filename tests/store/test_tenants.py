@@ -231,6 +231,29 @@ def test_a_new_master_knows_whose_values_they_are(tenants, pool, join):
 
 
 @pytest.mark.slow
+def test_a_drained_segment_and_a_new_master(tenants, pool, join):
+    """What was moved is still its tenant's."""
+    a, b, other = join("a"), join("b"), join("default", 64 * MIB)
+    config = ReplicateConfig()
+    config.preferred_segment = pool.get_hostname()
+    config.group_ids = ["g"]
+    for store, value in ((a, b"a" * MIB), (b, b"b" * MIB)):
+        assert store.put("k", value, config) == 0
+    name = pool.get_hostname()
+    job = http(tenants, "POST", "/api/v1/drain_jobs", {"segments": [name]})[1]["job_id"]
+    query = f"/api/v1/drain_jobs/query?job_id={job}"
+    wait_until(lambda: http(tenants, "GET", query)[1]["status_name"] == "SUCCEEDED", 20, "the job")
+    tenants.kill()
+    tenants.start()
+    pool.close()
+    wait_until(lambda: a.get("k") == b"a" * MIB, what="the value of a")
+    wait_until(lambda: b.get("k") == b"b" * MIB, what="the value of b")
+    assert b.remove_all(force=True) == 1
+    assert a.get("k") == b"a" * MIB
+    assert other.is_exist("k") == 0
+
+
+@pytest.mark.slow
 def test_switching_tenants_off_or_on_starts_with_an_empty_pool(tenants, pool, join, policy):
     a = join("a")
     assert a.put("k", b"v") == 0
