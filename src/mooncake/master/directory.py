@@ -35,8 +35,6 @@ from mooncake.master.objects import (
     in_memory,
     is_leased,
     is_mounted,
-    on_disk,
-    place,
     replicas,
 )
 from mooncake.master.pool import Pool, Segment
@@ -47,13 +45,12 @@ from mooncake.master.tenants.catalog import TenantCatalog
 from mooncake.master.tenants.granting import TenantGranting
 from mooncake.master.tenants.registry import Tenants
 from mooncake.master.tombstones import Tombstones
-from mooncake.master.views import SegmentView, Totals, segment_views, totals_of
+from mooncake.master.views import SegmentView, Totals, found_at, readable, segment_views, totals_of
 from mooncake.rpc.message import Message
 from mooncake.rpc.messages import Found, Record, SegmentInfo
 
 log = logging.getLogger("mooncake.master")
 
-COMPLETE = 3  # ReplicaStatus
 _NOT_READY = int(ErrorCode.REPLICA_IS_NOT_READY)
 _NOT_FOUND = int(ErrorCode.OBJECT_NOT_FOUND)
 _ENDED_AT_ONCE = 2000  # leases that end in one step
@@ -132,7 +129,7 @@ class Directory:
     def peek(self, key: str) -> Found | None:
         """Where a value is, without leasing it; `states` filled.  None: it cannot be read."""
         obj = self.catalog.objects.get(key)
-        return None if obj is None else _found(obj, with_states=True)
+        return None if obj is None else found_at(obj, with_states=True)
 
     def segment_infos(self, numbers: list[int]) -> list[SegmentInfo]:
         segments = self.pool.segments
@@ -150,7 +147,7 @@ class Directory:
         """What is readable under these keys; nothing is leased."""
         found = self.catalog.objects.find_many(keys)
         if self.catalog.purging:
-            found = [None if obj is None or not _readable(obj) else obj for obj in found]
+            found = [None if obj is None or not readable(obj) else obj for obj in found]
         return found
 
     def prefix(self, heads: list[str], tails: list[str], now: float, *, lease: bool = True) -> int:
@@ -217,7 +214,7 @@ class Directory:
         answers: list[int | Found] = []
         objects: list[Object] = []
         for key, obj in zip(keys, self.catalog.objects.find_many(keys), strict=True):
-            found = None if obj is None else _found(obj, with_states=with_states)
+            found = None if obj is None else found_at(obj, with_states=with_states)
             if obj is not None and found is not None:
                 answers.append(found)
                 objects.append(obj)
@@ -496,24 +493,3 @@ class Directory:
 
     def _is_forgotten(self, put: Put, now: float) -> bool:
         return now - put.started >= self.config.put_start_release_timeout_s
-
-
-def _readable(obj: Object) -> bool:
-    return any(is_mounted(replica) for replica in replicas(obj)) or on_disk(obj)
-
-
-def _found(obj: Object, *, with_states: bool) -> Found | None:
-    """What a reader is told: of the disk only if nothing is sure to be in memory, or all is to be said.  None: nothing
-    is left."""
-    segment, disk = obj.segment, obj.disk
-    doubtful = False
-    if segment is not None:
-        places = [[segment.number, obj.offset, obj.size]] if segment.mounted else []
-        doubtful = segment.suspect
-    else:
-        places = [place(replica) for replica in obj.replicas if is_mounted(replica)]
-    if disk is not None and (with_states or doubtful or not places) and on_disk(obj):
-        places.append([-disk.segment.number, disk.seq, obj.size])
-    if not places:
-        return None
-    return Found(obj.size, places, [COMPLETE] * len(places) if with_states else [])

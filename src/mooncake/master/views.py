@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from mooncake.master.objects import Object, is_mounted, on_disk, place, replicas
+from mooncake.rpc.messages import Found
+
 if TYPE_CHECKING:
     from mooncake.master.directory import Directory
     from mooncake.master.pool import Pool, Segment
+
+
+COMPLETE = 3  # ReplicaStatus
 
 
 class SegmentView(NamedTuple):
@@ -78,3 +84,25 @@ def totals_of(directory: Directory) -> Totals:
         drain_jobs=directory.drains.running,
         disks=catalog.disks.figures(),
     )
+
+
+def readable(obj: Object) -> bool:
+    """Whether something of `obj` is left."""
+    return any(is_mounted(replica) for replica in replicas(obj)) or on_disk(obj)
+
+
+def found_at(obj: Object, *, with_states: bool) -> Found | None:
+    """What a reader is told: of the disk only if nothing is sure to be in memory, or all is to be said.  None: nothing
+    is left."""
+    segment, disk = obj.segment, obj.disk
+    doubtful = False
+    if segment is not None:
+        places = [[segment.number, obj.offset, obj.size]] if segment.mounted else []
+        doubtful = segment.suspect
+    else:
+        places = [place(replica) for replica in obj.replicas if is_mounted(replica)]
+    if disk is not None and (with_states or doubtful or not places) and on_disk(obj):
+        places.append([-disk.segment.number, disk.seq, obj.size])
+    if not places:
+        return None
+    return Found(obj.size, places, [COMPLETE] * len(places) if with_states else [])
