@@ -10,7 +10,8 @@ from mooncake.client.attachments import Attachments
 from mooncake.client.meter import Meter
 from mooncake.errors import ErrorCode, StoreError, TransferError, UnsoundError
 from mooncake.rpc.client import Client
-from mooncake.rpc.messages import Codes, Grant, Kept, PutEnd, PutOptions, PutStart, PutStarted, WriteRecord
+from mooncake.rpc.data_messages import WriteRecord
+from mooncake.rpc.messages import Codes, Grant, Kept, PutEnd, PutOptions, PutStart, PutStarted
 from mooncake.rpc.record_messages import Body, Part
 from mooncake.transfer.pieces import Pieces, pieces_of
 from mooncake.transfer.steps import finish
