@@ -56,6 +56,10 @@ class ErrorCode(IntEnum):
     FILE_NOT_FOUND = -1100
     TASK_NOT_FOUND = -1400
     TASK_PENDING_LIMIT_EXCEEDED = -1401
+    JOB_NOT_FOUND = -1402
+    TENANT_QUOTA_EXCEEDED = -1700
+    TENANT_NOT_REGISTERED = -1701
+    TENANT_NOT_EMPTY = -1702
 
 
 class MooncakeError(Exception):

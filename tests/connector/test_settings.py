@@ -47,12 +47,15 @@ def test_the_published_file(read, monkeypatch):
         ({"global_segment_size": 0}, "mode embedded needs more than 0"),
         ({"master_server_address": ""}, "lacks the field master_server_address"),
         ({"global_segment_size": "much"}, "wrong in global_segment_size"),
-        ({"tenant_id": "me"}, "tenant_id 'me' is not supported"),
     ],
 )
 def test_a_wrong_file(read, content, sentence):
     with pytest.raises(ConfigError, match=sentence):
         read(**content)
+
+
+def test_a_tenant(read):
+    assert read(tenant_id="me").tenant_id == "me"
 
 
 def test_no_file(read, monkeypatch):

@@ -15,8 +15,9 @@ from mooncake.errors import ConfigError, ErrorCode, StoreError
 from mooncake.http_metadata_server import KVBootstrapServer
 from mooncake.rpc import frame
 from mooncake.rpc.client import Connection
+from mooncake.rpc.data_messages import Attach, Read
 from mooncake.rpc.engine_messages import EngineOpen
-from mooncake.rpc.messages import KINDS, PROTOCOL, Attach, Exist, Hello, Ping, Prove, Read, encode
+from mooncake.rpc.messages import KINDS, PROTOCOL, Exist, Hello, Ping, Prove, encode
 from mooncake.rpc.sockets import connect, set_time_limit
 from mooncake.security.secret import CLIENT, SERVER, Secret, new_nonce, read_secret, warn_if_exposed
 from mooncake.store import MooncakeDistributedStore

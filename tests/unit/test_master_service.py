@@ -13,10 +13,10 @@ import uvloop
 
 from mooncake.master.service import MasterService
 from mooncake.rpc import frame
+from mooncake.rpc.data_messages import Attach
 from mooncake.rpc.messages import (
     KINDS,
     PROTOCOL,
-    Attach,
     Codes,
     Exist,
     Failure,

@@ -43,10 +43,11 @@ def service() -> SimpleNamespace:
         open_puts=4,
         discarded_bytes=512,
         clients=5,
+        drain_jobs=6,
         disks={"file_cache_nums_": 3},
     )
     segments = [segment("a", 100, 10), segment('odd"name\\', 5, 0), segment("a", 200, 20)]
-    directory = SimpleNamespace(totals=lambda: totals, segments=lambda: segments)
+    directory = SimpleNamespace(totals=lambda: totals, segments=lambda: segments, tenants=None)
     return SimpleNamespace(counters=counters, directory=directory)
 
 

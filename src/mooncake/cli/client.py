@@ -32,7 +32,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--global_segment_size", type=size, default="4 GB", help="memory to contribute (default %(default)s)")
     add("--local_buffer_size", type=size, default="0", help="accepted; a segment server needs no buffer")
     add("--threads", type=whole, default=1, help="accepted; every tcp stream has a thread of its own")
-    add("--tenant_id", default="default", help="accepted; tenants come with a later version")
+    add("--tenant_id", default="default", help="whose keys the stores name that join with setup_dummy")
     add(
         "--enable_offload",
         type=truth,
@@ -134,7 +134,7 @@ def _serve(options: argparse.Namespace) -> int:
     open_desk(
         listen_address(options.host),
         options.port,
-        Introduction(config.master, config.metadata_server, config.protocol, host),
+        Introduction(config.master, config.metadata_server, config.protocol, host, options.tenant_id),
     )
     server.run()
     if http is not None:

@@ -30,6 +30,7 @@ from mooncake.master.flag_table import FLAGS, Value
 from mooncake.master.flags import Settings, help_text, parse_command_line, read_settings
 from mooncake.master.service import MasterService
 from mooncake.master.snapshots.settings import SnapshotSettings, snapshot_settings
+from mooncake.master.tenants.policy import Policy, open_policy
 from mooncake.rpc.descriptors import allow_many
 from mooncake.security.secret import warn_if_exposed
 from mooncake.version import __version__
@@ -73,12 +74,14 @@ async def _run(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     for number in _SIGNALS:
         loop.add_signal_handler(number, stopped.set)
-    config = _master_config(settings)
+    policy = open_policy(values)
+    config = _master_config(settings, policy)
     snapshots = snapshot_settings(values)
     admin_socket = _listen(str(values["metrics_host"]), int(values["metrics_port"]), "metrics_host", "metrics_port")
     metadata_socket = _listen_for_metadata(values)
     service = await _serve(config, "port" if values["rpc_port"] == 0 else "rpc_port", snapshots)
     warn_if_exposed(logger, "this master", config.rpc_address, service.secret)
+    service.tenant_policy = policy
     for note in settings.notes:
         logger.warning("%s", note)
     logger.info(
@@ -153,7 +156,7 @@ async def _imported(module: str) -> ModuleType:
         await asyncio.sleep(1.0)
 
 
-def _master_config(settings: Settings) -> MasterConfig:
+def _master_config(settings: Settings, policy: Policy | None) -> MasterConfig:
     values = settings.values
     interface = str(values["rpc_interface"])
     endpoint, backend_id = str(values["kv_events_bind_endpoint"]), str(values["kv_events_backend_id"])
@@ -193,6 +196,7 @@ def _master_config(settings: Settings) -> MasterConfig:
         kv_events_queue_capacity=int(values["kv_events_queue_capacity"]),
         kv_events_legacy=bool(values["kv_events_emit_legacy_compat"]),
         kv_events_with_keys=bool(values["kv_events_emit_object_key"]),
+        tenant_quotas=None if policy is None else policy.load(),
     )
 
 

@@ -12,11 +12,12 @@ from mooncake.version import __version__
 
 
 class PrefixClient:
-    """Thread-safe.  Connects with the first call; each call ends within `limit` seconds a round trip."""
+    """Thread-safe.  Connects with the first call; each call ends within `limit` seconds a round trip.  The keys are
+    those of `tenant`, if the master has tenants."""
 
-    def __init__(self, master: str, limit: float) -> None:
+    def __init__(self, master: str, limit: float, tenant: str = "default") -> None:
         client = f"{secrets.randbits(64)}-{secrets.randbits(64)}"
-        self._rpc = Client(master, Hello(PROTOCOL, __version__, "client", client, host_id()), limit)
+        self._rpc = Client(master, Hello(PROTOCOL, __version__, "client", client, host_id(), tenant=tenant), limit)
 
     @property
     def down(self) -> bool:

@@ -10,7 +10,8 @@ from mooncake.client.attachments import Attachments
 from mooncake.client.meter import Meter
 from mooncake.errors import ErrorCode, StoreError, TransferError, UnsoundError
 from mooncake.rpc.client import Client
-from mooncake.rpc.messages import Codes, Grant, Kept, PutEnd, PutOptions, PutStart, PutStarted, WriteRecord
+from mooncake.rpc.data_messages import WriteRecord
+from mooncake.rpc.messages import Codes, Grant, Kept, PutEnd, PutOptions, PutStart, PutStarted
 from mooncake.rpc.record_messages import Body, Part
 from mooncake.transfer.pieces import Pieces, pieces_of
 from mooncake.transfer.steps import finish
@@ -93,7 +94,7 @@ class PutPipeline:
         if not granted:
             return codes
         try:
-            bad = yield from self._write(keys, sizes, granted, started.term, pieces_of, options, trust, eager)
+            bad = yield from self._write(keys, sizes, granted, started, pieces_of, options, trust, eager)
         except UnsoundError as error:  # nothing has been written
             bad = _all_bad(granted, int(error.code))
         except BaseException:
@@ -117,15 +118,15 @@ class PutPipeline:
         keys: list[str],
         sizes: list[int],
         grants: list[Grant],
-        term: int,
+        started: PutStarted,
         pieces_of: PiecesOf,
         options: PutOptions | None,
     ) -> list[int]:
-        """Write what room was granted for, from memory that is known to be mapped; a code a key."""
+        """Write what room was granted for, as `started` says, from memory that is known to be mapped; a code a key."""
         granted, codes = dict(enumerate(grants)), [0] * len(keys)
         started_at = time.monotonic()
         try:
-            bad = finish(self._write(keys, sizes, granted, term, pieces_of, options, lambda _: True))
+            bad = finish(self._write(keys, sizes, granted, started, pieces_of, options, lambda _: True))
         except BaseException:
             self._finish(granted, _all_bad(granted, int(ErrorCode.INTERNAL_ERROR)), codes)
             raise
@@ -173,12 +174,12 @@ class PutPipeline:
         codes = [0]
         if mapped is None:
             pieces = pieces_of([address], [size])
-            bad = finish(
-                self._write([key], [size], {0: grant}, started.term, lambda _: pieces, options, lambda _: trusted)
-            )
+            bad = finish(self._write([key], [size], {0: grant}, started, lambda _: pieces, options, lambda _: trusted))
         else:
             attachment, transport = mapped
-            body = self._body(key, size, [part.extents[0], size], 0, 0, 1, options or _PLAIN, 0, grant.kept)
+            body = self._body(
+                key, size, [part.extents[0], size], 0, 0, 1, options or _PLAIN, 0, grant.kept, started.scope
+            )
             try:
                 code = transport.put_one(started.term, WriteRecord(part.slots, grant.seq, body), address, trusted)
             except TransferError as error:
@@ -206,24 +207,29 @@ class PutPipeline:
         options: PutOptions,
         index: int,
         kept: Kept | None,
+        scope: str,
     ) -> Body:
         soft_pin_ms = options.soft_pin_ttl_ms
         soft_pinned = options.soft_pin_action == 1
         if kept is not None and kept.soft_pin_ms and not soft_pinned:
             soft_pinned, soft_pin_ms = True, kept.soft_pin_ms
+        group = scope + options.groups[index] if options.groups and options.groups[index] else ""
+        if not options.groups and kept is not None:
+            group = kept.group
         return Body(
-            key,
+            scope + key,
             size,
             extents,
             replica,
             part,
             parts,
-            options.groups[index] if options.groups else kept.group if kept is not None else "",
+            group,
             options.hard_pin or (kept is not None and kept.hard_pin),
             time.time() if soft_pinned else 0.0,
             soft_pin_ms if soft_pinned else None,
             options.data_type,
             self._client_id,
+            bool(scope),
         )
 
     def _write(
@@ -231,7 +237,7 @@ class PutPipeline:
         keys: list[str],
         sizes: list[int],
         granted: dict[int, Grant],
-        term: int,
+        started: PutStarted,
         pieces_of: PiecesOf,
         options: PutOptions | None,
         trust: Trust,
@@ -240,6 +246,7 @@ class PutPipeline:
         """Fill the granted room; (index, replica) → code of what failed."""
         shares: dict[int, _Share] = {}
         options = options or _PLAIN
+        scope = started.scope
         for i, grant in granted.items():
             size = sizes[i]
             for replica, parts in enumerate(grant.replicas):
@@ -250,13 +257,15 @@ class PutPipeline:
                     share = shares.get(part.segment)
                     if share is None:
                         share = shares[part.segment] = _Share()
-                    body = self._body(keys[i], size, extents, replica, number, len(parts), options, i, grant.kept)
+                    body = self._body(
+                        keys[i], size, extents, replica, number, len(parts), options, i, grant.kept, scope
+                    )
                     share.add(WriteRecord(part.slots, grant.seq, body), i, replica, start, length)
                     share.whole = share.whole and length == size
                     start += length
         bad: dict[tuple[int, int], int] = {}
         for segment, share in shares.items():
-            filled = yield from self._fill(segment, share, term, pieces_of, trust, final)
+            filled = yield from self._fill(segment, share, started.term, pieces_of, trust, final)
             for value, replica, code in zip(share.values, share.replicas, filled, strict=True):
                 if code:
                     bad[value, replica] = code

@@ -62,6 +62,7 @@ class ClientConfig:
     )
     disk: DiskSettings | None = None  # the SSD tier of our segment server
     shares_engine: bool = False  # a transfer engine of ours has the same name
+    tenant: str = "default"  # whose keys are named
     is_dummy: bool = False  # set up against a `mooncake_client`
 
     @property
@@ -106,7 +107,7 @@ class Session:
             port = explicit or self._reserve_port()
             self.name = join_host(host, port)
             self.client_id = f"{secrets.randbits(64)}-{secrets.randbits(64)}"
-            self.hello = Hello(PROTOCOL, __version__, "client", self.client_id, host_id())
+            self.hello = Hello(PROTOCOL, __version__, "client", self.client_id, host_id(), tenant=config.tenant)
             self.rpc = Client(config.master, self.hello, config.control_limit)
             self.rpc.call(Ping(), Codes)
             if config.metadata and not config.segment_size:

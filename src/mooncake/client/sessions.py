@@ -17,7 +17,7 @@ import numpy as np
 from mooncake.client.get import GetPipeline, Located, now, slice_place
 from mooncake.client.put import PiecesOf, PutPipeline, Trust
 from mooncake.errors import ErrorCode, TransferError
-from mooncake.rpc.messages import Found, Grant, PutOptions
+from mooncake.rpc.messages import Found, Grant, PutOptions, PutStarted
 from mooncake.transfer.pieces import Pieces, pieces_of
 from mooncake.transfer.room import Room
 
@@ -50,8 +50,8 @@ class _Staging:
 class _Started:
     """What the puts of one start have in common."""
 
-    def __init__(self, term: int, options: PutOptions | None, staging: _Staging) -> None:
-        self.term = term
+    def __init__(self, answer: PutStarted, options: PutOptions | None, staging: _Staging) -> None:
+        self.answer = PutStarted(answer.term, [], answer.scope)
         self.options = options
         self.staging = staging
 
@@ -92,7 +92,7 @@ class PutSessions:
         if not granted:
             return codes
         try:
-            started = _Started(answer.term, options, _Staging(sum(sizes[i] for i, _ in granted)))
+            started = _Started(answer, options, _Staging(sum(sizes[i] for i, _ in granted)))
         except (OSError, ValueError, OverflowError):
             self._puts.give_up([grant.seq for _, grant in granted])
             raise OSError(errno.ENOMEM, "no memory for what the sessions will be given") from None
@@ -153,7 +153,7 @@ class PutSessions:
             [put.key for put in puts],
             [put.size for put in puts],
             [put.grant for put in puts],
-            started.term,
+            started.answer,
             lambda values: pieces_of([base + puts[i].at for i in values], [puts[i].size for i in values]),
             options,
         )

@@ -9,14 +9,17 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable
 
-import msgspec
 from aiohttp import web
 
 from mooncake.config_text import parse_bool
-from mooncake.errors import ErrorCode
+from mooncake.errors import ErrorCode, StoreError
+from mooncake.master.drain_admin import DrainRoutes
 from mooncake.master.metrics import CONTENT_TYPE, Metrics
+from mooncake.master.replies import failure, json_reply
 from mooncake.master.service import MasterService
 from mooncake.master.summary import Summary
+from mooncake.master.tenants.admin import TenantRoutes
+from mooncake.master.tenants.names import scope_of, wrong_name
 from mooncake.security.bearer import require_bearer
 
 logger = logging.getLogger(__name__)
@@ -24,8 +27,7 @@ logger = logging.getLogger(__name__)
 REPORT_SECONDS = 10.0
 _SLICE = 1000  # keys looked up at a time
 _LONGEST_REQUEST_LINE = 1 << 20  # bytes; /batch_query_keys lists its keys there
-_STATUS_UNDEFINED, _STATUS_OK = 0, 1  # the drop-in's numbers
-_JSON = "application/json"
+_STATUS = {"OK": 1, "DRAINING": 2, "DRAINED": 3}  # the drop-in's numbers; 0 for all others
 
 
 class AdminServer:
@@ -77,11 +79,8 @@ class AdminServer:
         get("/api/v1/segments/status", self._get_segment_status)
         post("/api/v1/remove_all", self._remove_all)
         post("/api/v1/snapshots", self._take_snapshot)
-        post("/api/v1/drain_jobs", _refuse_drain)
-        get("/api/v1/drain_jobs/query", _refuse_drain)
-        post("/api/v1/drain_jobs/cancel", _refuse_drain)
-        for method in ("GET", "PUT", "DELETE"):
-            application.router.add_route(method, "/api/v1/tenant_quotas", _refuse_tenants)
+        DrainRoutes(self._service).add_to(application)
+        TenantRoutes(self._service).add_to(application)
         return application
 
     # ------------------------------------------------------------ the master itself
@@ -93,7 +92,7 @@ class AdminServer:
         return _text(self._summary.line())
 
     async def _get_health(self, _: web.Request) -> web.Response:
-        return _json(
+        return json_reply(
             {
                 "status": "ok",
                 "role": "leader",
@@ -111,11 +110,11 @@ class AdminServer:
         return web.Response(text="serving")
 
     async def _get_leader(self, _: web.Request) -> web.Response:
-        return _json({"present": False, "leader_address": None, "view_version": None})
+        return json_reply({"present": False, "leader_address": None, "view_version": None})
 
     async def _get_kv_events_status(self, _: web.Request) -> web.Response:
         counters = self._service.counters
-        return _json(
+        return json_reply(
             {
                 "enabled": self._service.publishes_events,
                 "published_batches": counters["mooncake_kv_events_batches_total"],
@@ -127,46 +126,58 @@ class AdminServer:
 
     async def _take_snapshot(self, _: web.Request) -> web.Response:
         if self._service.take_snapshot is None:
-            return _failure(ErrorCode.UNAVAILABLE_IN_CURRENT_MODE, "the master was started without --enable_snapshot")
+            return failure(ErrorCode.UNAVAILABLE_IN_CURRENT_MODE, "the master was started without --enable_snapshot")
         try:
             name = await self._service.take_snapshot()
         except OSError as error:
-            return _failure(ErrorCode.WRITE_FAIL, str(error))
-        return _json({"success": True, "snapshot": name})
+            return failure(ErrorCode.WRITE_FAIL, str(error))
+        return json_reply({"success": True, "snapshot": name})
 
     # ------------------------------------------------------------ keys
 
+    def _scope(self, request: web.Request) -> str:
+        """Of the tenant that is asked about; without tenants there is one name space.  Raises StoreError."""
+        if self._directory.tenants is None:
+            return ""
+        name = request.query.get("tenant_id", "default")
+        if wrong := wrong_name(name):
+            raise StoreError(ErrorCode.INVALID_PARAMS, f"tenant_id {name[:200]!r}: {wrong}")
+        return scope_of(name)
+
     async def _query_key(self, request: web.Request) -> web.Response:
-        places = self._places(request.query.get("key", ""))
+        places = self._places(self._scope(request) + request.query.get("key", ""))
         if places is None:
-            return _failure(ErrorCode.OBJECT_NOT_FOUND)
-        return _json({"success": True, "data": places})
+            return failure(ErrorCode.OBJECT_NOT_FOUND)
+        return json_reply({"success": True, "data": places})
 
     async def _batch_query_keys(self, request: web.Request) -> web.Response:
         keys = [key for key in request.query.get("keys", "").split(",") if key]
         if not keys:
             text = "No keys provided. Use ?keys=key1,key2,..."
-            return _json({"success": False, "error": text}, status=400)
+            return json_reply({"success": False, "error": text}, status=400)
         found: dict[str, object] = {}
+        scope = self._scope(request)
         for key in keys:
-            places = self._places(key)
+            places = self._places(scope + key)
             found[key] = {
                 "ok": places is not None,
                 "error": None if places is not None else ErrorCode.OBJECT_NOT_FOUND.name,
                 "values": places,
                 "disk_values": None,
-                "local_disk_values": self._on_disk(key) or None,
+                "local_disk_values": self._on_disk(scope + key) or None,
                 "nof_values": None,
             }
             if len(found) % _SLICE == 0:
                 await asyncio.sleep(0)
-        return _json({"success": True, "data": found})
+        return json_reply({"success": True, "data": found})
 
     async def _get_all_keys(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": CONTENT_TYPE})
         await response.prepare(request)
+        scope = self._scope(request)
         slices = self._directory.keys()
-        for keys in slices:
+        for some in slices:
+            keys = [key[len(scope) :] for key in some if key.startswith(scope)] if scope else some
             if keys:
                 await response.write(("\n".join(keys) + "\n").encode())
             await asyncio.sleep(0)  # write() goes on at once while the socket takes it
@@ -177,9 +188,9 @@ class AdminServer:
         try:
             force = parse_bool(request.query.get("force", "false") or "false")
         except ValueError as error:
-            return _failure(ErrorCode.INVALID_PARAMS, f"force: {error}")
-        removed = await self._service.remove_all(force)
-        return _json({"success": True, "removed_count": removed})
+            return failure(ErrorCode.INVALID_PARAMS, f"force: {error}")
+        removed = await self._service.remove_all(force, self._scope(request))
+        return json_reply({"success": True, "removed_count": removed})
 
     def _places(self, key: str) -> list[dict[str, object]] | None:
         """Where each whole replica of a key begins; None if there is no such key.  Grants no lease."""
@@ -234,7 +245,7 @@ class AdminServer:
             }
             for segment in self._directory.segments()
         ]
-        return _json({"total_segments": len(segments), "segments": segments})
+        return json_reply({"total_segments": len(segments), "segments": segments})
 
     async def _query_segment(self, request: web.Request) -> web.Response:
         name = request.query.get("segment", "")
@@ -247,28 +258,20 @@ class AdminServer:
     async def _get_segment_status(self, request: web.Request) -> web.Response:
         name = request.query.get("segment")
         if not name:
-            return _failure(ErrorCode.INVALID_PARAMS, "Missing segment query parameter")
+            return failure(ErrorCode.INVALID_PARAMS, "Missing segment query parameter")
         found = [segment.status for segment in self._directory.segments() if segment.name == name]
         if not found:
-            return _failure(ErrorCode.SEGMENT_NOT_FOUND)
-        return _json(
+            return failure(ErrorCode.SEGMENT_NOT_FOUND)
+        return json_reply(
             {
                 "success": True,
                 "segment": name,
-                "status": _STATUS_OK if found[0] == "OK" else _STATUS_UNDEFINED,
+                "status": _STATUS.get(found[0], 0),
                 "status_name": found[0],
                 "error_code": 0,
                 "error_message": "",
             }
         )
-
-
-async def _refuse_drain(_: web.Request) -> web.Response:
-    return _failure(ErrorCode.NOT_SUPPORTED)
-
-
-async def _refuse_tenants(_: web.Request) -> web.Response:
-    return _failure(ErrorCode.UNAVAILABLE_IN_CURRENT_MODE)
 
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -281,27 +284,11 @@ async def _answer_failures(request: web.Request, handler: _Handler) -> web.Strea
         return await handler(request)
     except web.HTTPException:
         raise
+    except StoreError as error:
+        return failure(error.code, str(error))
     except Exception:
         logger.exception("The HTTP request %s failed", request.path)
-        return _failure(ErrorCode.INTERNAL_ERROR)
-
-
-_HTTP_STATUS = {
-    ErrorCode.INVALID_PARAMS: 400,
-    ErrorCode.OBJECT_NOT_FOUND: 404,
-    ErrorCode.SEGMENT_NOT_FOUND: 404,
-    ErrorCode.UNAVAILABLE_IN_CURRENT_MODE: 409,
-    ErrorCode.UNAVAILABLE_IN_CURRENT_STATUS: 409,
-}
-
-
-def _failure(code: ErrorCode, message: str = "") -> web.Response:
-    status = _HTTP_STATUS.get(code, 500)
-    return _json({"success": False, "error_code": int(code), "error_message": message or code.name}, status)
-
-
-def _json(content: object, status: int = 200) -> web.Response:
-    return web.Response(body=msgspec.json.encode(content), content_type=_JSON, charset="utf-8", status=status)
+        return failure(ErrorCode.INTERNAL_ERROR)
 
 
 def _text(text: str) -> web.Response:

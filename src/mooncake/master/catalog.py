@@ -39,6 +39,7 @@ from mooncake.master.objects import (
 )
 from mooncake.master.pool import Pool, Segment
 from mooncake.master.tombstones import Tombstones
+from mooncake.rpc.record_messages import Body
 
 
 class Catalog:
@@ -72,7 +73,7 @@ class Catalog:
         self._pins: list[tuple[float, int, Object]] = []  # ends of soft pins
         self._pinned_until: dict[str, float] = {}  # those of values that are there, by key
         self._order = count()
-        self._purging = 0
+        self.purging = 0  # segments whose objects may still be listed though they are lost
         self._ttl = ttl
 
     # -- coming and going
@@ -234,59 +235,40 @@ class Catalog:
         if self.lose_replicas(obj, lambda i, _: there[i], now):
             self.settle(obj.unit(), now)  # it may have waited to be written
         elif on_disk(obj):
-            self._leave_memory(obj, now)
+            self.leave_memory(obj, now)
         else:
             self.forget(obj, now)
         return True
 
-    def purge(self, segment: Segment, clock: Callable[[], float]) -> Iterator[None]:
-        """After `segment` was dropped from the pool: forget what was only there, in steps."""
-        self._purging += 1
-        for some in self.objects.slices():
-            now = clock()
-            for obj in some:
-                flat, disk = obj.segment, obj.disk
-                if (
-                    flat is segment
-                    or (disk is not None and disk.segment is segment)
-                    or (flat is None and any(part.segment is segment for part in parts(obj)))
-                ):
-                    self._purge_one(obj, segment, now)
-            yield
-        self._purging -= 1
-        self.unpark(segment, clock())
+    def lose_disk(self, obj: Object, now: float) -> None:
+        """Its place on disk is lost, for now: it may come back, so there is no tombstone."""
+        self.disks.detach(obj)
+        if not in_memory(obj):
+            self._drop(obj, now)
 
-    def purge_disk(self, segment: Segment, clock: Callable[[], float]) -> Iterator[None]:
-        """After the tier of `segment` was lost: forget what was only there, in steps."""
-        self._purging += 1
-        for some in self.objects.slices():
-            now = clock()
-            for obj in some:
-                if obj.disk is None or obj.disk.segment is not segment or obj.flags & GONE:
-                    continue
-                self.disks.detach(obj)
-                if not in_memory(obj):
-                    self._drop(obj, now)  # may be revived: no tombstone
-            yield
-        self._purging -= 1
-
-    def _purge_one(self, obj: Object, segment: Segment, now: float) -> None:
-        if obj.flags & GONE:
-            return
+    def lose_segment(self, obj: Object, segment: Segment, now: float) -> None:
+        """What it has in `segment` is lost, likewise."""
         if obj.disk is not None and obj.disk.segment is segment:
             self.disks.detach(obj)
         if self.lose_replicas(obj, lambda _, replica: any(part.segment is segment for part in replica), now):
             self.changed(obj)
-            return
-        if on_disk(obj):
-            self._leave_memory(obj, now)
+        elif on_disk(obj):
+            self.leave_memory(obj, now)
         else:
-            self._drop(obj, now)  # may be revived: no tombstone
+            self._drop(obj, now)
 
-    @property
-    def purging(self) -> bool:
-        """Whether objects may be listed whose segments are lost."""
-        return self._purging > 0
+    # -- what a catalog with tenants knows better
+
+    def note_leaving(self, obj: Object, change: int) -> None:
+        """So many bytes of `obj` more (or less) leave memory as soon as they are on disk."""
+
+    def has_room(self, obj: Object, size: int) -> bool:
+        """Whether `obj` may take `size` bytes of memory more, for its own sake."""
+        return True
+
+    def takes(self, body: Body) -> bool:
+        """Whether a record of an earlier master is one of this master's name spaces."""
+        return not body.private
 
     # -- leases
 
@@ -453,7 +435,7 @@ class Catalog:
         self._count_evicted("_mem", left)
         if all(map(on_disk, objects)):
             for obj in left:
-                self._leave_memory(obj, now)
+                self.leave_memory(obj, now)
             return freed
         if isinstance(unit, Group):
             self._tombstones.note_group(unit.name, self.newest_seq())
@@ -466,7 +448,7 @@ class Catalog:
         self._counters["master_evicted_key_count" + suffix] += len(objects)
         self._counters["master_evicted_size_bytes" + suffix] += sum([obj.size for obj in objects])
 
-    def _leave_memory(self, obj: Object, now: float) -> None:
+    def leave_memory(self, obj: Object, now: float) -> None:
         """From now on `obj` is only on disk."""
         self._give_back(obj, list(parts(obj)), now, clean=True)
         lay(obj, ())

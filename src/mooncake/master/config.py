@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 STRATEGIES = ("random", "free_ratio_first", "local_first", "ssd_free_ratio_first")
@@ -68,5 +70,7 @@ class MasterConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How long a segment that is away is remembered, with the tombstones that it has to learn of."""
     disk_recovery_window_s: float = 86_400.0
     """The same where values are on disk too: a machine with disks may be away for longer."""
+    tenant_quotas: Mapping[str, int] | None = None
+    """Bytes by tenant; None: without tenants, in one name space."""
     assembly_s: float = 60.0
     """How long the parts of a spanning value wait for the segment with the missing ones."""

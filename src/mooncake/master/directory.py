@@ -7,7 +7,8 @@ while it is `busy` (else ten times a second), and sends what `pool.take_outbox()
     Pool       segments, extents, kills            Catalog    complete values, leases, eviction order
     Puts       puts in progress                    Granting   room for new puts
     Recovery   records of returning segments       Clients    who is connected
-    Tasks      replicas being copied or moved     Disks      values on disk
+    Tasks      replicas being copied or moved     Drains     segments being emptied
+    Disks      values on disk
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from mooncake.master.catalog import Catalog
 from mooncake.master.config import MasterConfig
 from mooncake.master.counters import Counters
 from mooncake.master.disk_recovery import DiskRecovery
+from mooncake.master.drains import Drains
 from mooncake.master.granting import SEQ_BITS, Granting
 from mooncake.master.leases import ReadLease
 from mooncake.master.membership import Client, Clients
@@ -33,22 +35,23 @@ from mooncake.master.objects import (
     in_memory,
     is_leased,
     is_mounted,
-    on_disk,
-    place,
     replicas,
 )
 from mooncake.master.pool import Pool, Segment
-from mooncake.master.puts import Put, Puts
+from mooncake.master.purging import purge, purge_disk
+from mooncake.master.puts import Puts
 from mooncake.master.recovery import Recovery
 from mooncake.master.tasks import Tasks
+from mooncake.master.tenants.catalog import TenantCatalog
+from mooncake.master.tenants.granting import TenantGranting
+from mooncake.master.tenants.registry import Tenants
 from mooncake.master.tombstones import Tombstones
-from mooncake.master.views import SegmentView, Totals
+from mooncake.master.views import SegmentView, Totals, found_at, readable, segment_views, totals_of
 from mooncake.rpc.message import Message
 from mooncake.rpc.messages import Found, Record, SegmentInfo
 
 log = logging.getLogger("mooncake.master")
 
-COMPLETE = 3  # ReplicaStatus
 _NOT_READY = int(ErrorCode.REPLICA_IS_NOT_READY)
 _NOT_FOUND = int(ErrorCode.OBJECT_NOT_FOUND)
 _ENDED_AT_ONCE = 2000  # leases that end in one step
@@ -79,9 +82,17 @@ class Directory:
         self.pool = Pool(term=int(wall() * 1000))
         window = config.disk_recovery_window_s if config.enable_offload else config.recovery_window_s
         self.tombstones = Tombstones(window, now)
-        self.catalog = Catalog(config, counters, self.pool, self.tombstones)
         self.puts = Puts()
-        self.granting = Granting(config, counters, self.pool, self.catalog, self.puts)
+        self.tenants: Tenants | None = None
+        self.catalog: Catalog
+        self.granting: Granting
+        if config.tenant_quotas is None:
+            self.catalog = Catalog(config, counters, self.pool, self.tombstones)
+            self.granting = Granting(config, counters, self.pool, self.catalog, self.puts)
+        else:
+            self.tenants = Tenants(config.tenant_quotas, self.pool)
+            catalog = self.catalog = TenantCatalog(config, counters, self.pool, self.tombstones, self.tenants)
+            self.granting = TenantGranting(config, counters, self.pool, catalog, self.puts, self.tenants)
         self.recovery = Recovery(self.pool, self.catalog, self.granting, self.tombstones, clock, wall)
         self.granting.spare = self.recovery.spare
         self.disks = self.catalog.disks
@@ -91,6 +102,7 @@ class Directory:
         self.clients = Clients(config.client_gone_s)
         self.tasks = Tasks(config, self.pool, self.catalog, self.granting, clock, wall)
         self.background: deque[Iterator[None]] = deque()
+        self.drains = Drains(counters, self.pool, self.catalog, self.puts, self.tasks, self.background, clock, wall)
         self._next_check = now
         self.on_expired: Callable[[str], None] = lambda segment: None
 
@@ -105,30 +117,10 @@ class Directory:
         return self.pool.quarantined
 
     def segments(self) -> list[SegmentView]:
-        return [
-            SegmentView(
-                s.name, s.number, s.client, s.host, s.info.shown, s.info.protocol, s.size, s.allocator.used,
-                "SUSPECT" if s.suspect else "OK" if s.filled else "FILLING",
-            )
-            for s in self.pool.segments.values()
-        ]  # fmt: skip
+        return segment_views(self.pool)
 
     def totals(self) -> Totals:
-        pool, catalog = self.pool, self.catalog
-        return Totals(
-            key_count=len(catalog.objects),
-            in_memory=len(catalog.objects) - catalog.only_on_disk,
-            soft_pinned=catalog.soft_pinned,
-            allocated_bytes=pool.used,
-            capacity_bytes=pool.capacity,
-            quarantined_bytes=pool.quarantined,
-            read_leases=len(catalog.reads),
-            waiting_puts=self.granting.waiting,
-            open_puts=len(self.puts.by_seq),
-            discarded_bytes=sum(s.quarantined - s.coming for s in pool.segments.values()),
-            clients=len(self.clients),
-            disks=self.disks.figures(),
-        )
+        return totals_of(self)
 
     def keys(self) -> Iterator[list[str]]:
         """All readable keys in lists of at most 2,000; other things may happen between two lists."""
@@ -138,7 +130,7 @@ class Directory:
     def peek(self, key: str) -> Found | None:
         """Where a value is, without leasing it; `states` filled.  None: it cannot be read."""
         obj = self.catalog.objects.get(key)
-        return None if obj is None else _found(obj, with_states=True)
+        return None if obj is None else found_at(obj, with_states=True)
 
     def segment_infos(self, numbers: list[int]) -> list[SegmentInfo]:
         segments = self.pool.segments
@@ -156,7 +148,7 @@ class Directory:
         """What is readable under these keys; nothing is leased."""
         found = self.catalog.objects.find_many(keys)
         if self.catalog.purging:
-            found = [None if obj is None or not _readable(obj) else obj for obj in found]
+            found = [None if obj is None or not readable(obj) else obj for obj in found]
         return found
 
     def prefix(self, heads: list[str], tails: list[str], now: float, *, lease: bool = True) -> int:
@@ -223,7 +215,7 @@ class Directory:
         answers: list[int | Found] = []
         objects: list[Object] = []
         for key, obj in zip(keys, self.catalog.objects.find_many(keys), strict=True):
-            found = None if obj is None else _found(obj, with_states=with_states)
+            found = None if obj is None else found_at(obj, with_states=with_states)
             if obj is not None and found is not None:
                 answers.append(found)
                 objects.append(obj)
@@ -309,12 +301,17 @@ class Directory:
         self.catalog.forget(obj, now)
         return ErrorCode.OK
 
-    def remove_all(self, force: bool) -> Generator[None, None, int]:
-        """Remove every value (that is not leased); how many, in steps."""
+    def remove_all(self, force: bool, scope: str = "") -> Generator[None, None, int]:
+        """Remove every value of a scope (that is not leased); how many, in steps."""
         if force:
-            self.tombstones.raise_floor(self.granting.last_seq)
+            if scope:
+                self.tombstones.note_scope(scope, self.granting.last_seq)
+            else:
+                self.tombstones.raise_floor(self.granting.last_seq)
             now = self.clock()
-            self.recovery.give_up(now, now)
+            self.recovery.give_up(now, now, scope)
+        if scope:
+            return self._remove_if(lambda key: key.startswith(scope), force)
         return self._clear(force)
 
     def _clear(self, force: bool) -> Generator[None, None, int]:
@@ -322,8 +319,9 @@ class Directory:
         with nullcontext() if events is None else events.clearing():
             return (yield from self._remove_if(lambda _: True, force))
 
-    def remove_regex(self, pattern: str, force: bool) -> Generator[None, None, int]:
-        """Remove the values in whose keys `pattern` is found; how many, in steps.  Linear in the key's length."""
+    def remove_regex(self, pattern: str, force: bool, scope: str = "") -> Generator[None, None, int]:
+        """Remove the values of a scope in whose keys `pattern` is found; how many, in steps.  Linear in the key's
+        length."""
         import re2
 
         options = re2.Options()
@@ -332,7 +330,9 @@ class Directory:
             search = re2.compile(pattern, options).search
         except re2.error:
             raise StoreError(ErrorCode.INVALID_PARAMS, f"{pattern[:200]!r} is not a pattern of RE2") from None
-        return self._remove_if(lambda key: search(key) is not None, force)
+        if not scope:
+            return self._remove_if(lambda key: search(key) is not None, force)
+        return self._remove_if(lambda key: key.startswith(scope) and search(key[len(scope) :]) is not None, force)
 
     def _remove_if(self, matches: Callable[[str], bool], force: bool) -> Generator[None, None, int]:
         removed = 0
@@ -426,7 +426,7 @@ class Directory:
         if segment.tier is not None:
             log.info("segment_name=%s, action=unmount_local_disk", segment.name)
             self.disks.lose(segment, now)
-            self.background.append(self.catalog.purge_disk(segment, self.clock))
+            self.background.append(purge_disk(self.catalog, segment, self.clock))
 
     def unmount(self, segment: Segment, now: float) -> None:
         """Its server gives the segment up: its values are gone (`background` has the rest of the work)."""
@@ -445,7 +445,7 @@ class Directory:
         for put in list(self.puts.by_seq.values()):
             if not any(is_mounted(replica) for replica in replicas(put.obj)):
                 self.granting.revoke(put, now)
-        self.background.append(self.catalog.purge(segment, self.clock))
+        self.background.append(purge(self.catalog, segment, self.clock))
 
     def killed(self, segment: Segment, slots: list[int], seqs: list[int]) -> None:
         """An owner confirms kills; puts may have been waiting for it (`granting.serve`)."""
@@ -455,17 +455,29 @@ class Directory:
 
     @property
     def busy(self) -> bool:
-        return self.granting.busy or self.tasks.busy or bool(self.catalog.probes) or bool(self.catalog.reads)
+        return (
+            self.granting.busy
+            or self.tasks.busy
+            or self.drains.busy
+            or bool(self.catalog.probes)
+            or bool(self.catalog.reads)
+        )
 
     def tick(self, now: float) -> None:
         """Whatever is due."""
         self.catalog.end_leases(now, _ENDED_AT_ONCE)
         self.catalog.end_soft_pins(now, _ENDED_AT_ONCE)
         self.pool.kill_due(now, _ENDED_AT_ONCE)
-        self.tasks.tick(now)
+        self.move_on(now)
         if now >= self._next_check:
             self._next_check = now + 0.25
             self._check(now)
+
+    def move_on(self, now: float) -> None:
+        """Go on with tasks and drain jobs."""
+        if self.drains.busy:
+            self.drains.tick(now)
+        self.tasks.tick(now)
 
     def _check(self, now: float) -> None:
         for segment in list(self.pool.segments.values()):
@@ -479,32 +491,9 @@ class Directory:
         while (client := self.clients.gone(now)) is not None:
             for seq in sorted(client.puts):
                 self.granting.revoke(self.puts.by_seq[seq], now)
-        while (put := self.puts.oldest()) is not None and self._is_forgotten(put, now):
+        latest = now - self.config.put_start_release_timeout_s
+        while (put := self.puts.oldest()) is not None and put.started <= latest:
             self.counters["master_put_start_release_cnt"] += 1
             self.granting.revoke(put, now)
         self.recovery.give_up(now - self.config.assembly_s, now)
         self.tombstones.expire(now, self.granting.last_seq)
-
-    def _is_forgotten(self, put: Put, now: float) -> bool:
-        return now - put.started >= self.config.put_start_release_timeout_s
-
-
-def _readable(obj: Object) -> bool:
-    return any(is_mounted(replica) for replica in replicas(obj)) or on_disk(obj)
-
-
-def _found(obj: Object, *, with_states: bool) -> Found | None:
-    """What a reader is told: of the disk only if nothing is sure to be in memory, or all is to be said.  None: nothing
-    is left."""
-    segment, disk = obj.segment, obj.disk
-    doubtful = False
-    if segment is not None:
-        places = [[segment.number, obj.offset, obj.size]] if segment.mounted else []
-        doubtful = segment.suspect
-    else:
-        places = [place(replica) for replica in obj.replicas if is_mounted(replica)]
-    if disk is not None and (with_states or doubtful or not places) and on_disk(obj):
-        places.append([-disk.segment.number, disk.seq, obj.size])
-    if not places:
-        return None
-    return Found(obj.size, places, [COMPLETE] * len(places) if with_states else [])

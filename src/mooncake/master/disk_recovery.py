@@ -68,8 +68,10 @@ class DiskRecovery:
         if existing is not None and existing.size == body.size and disks.attach(existing, segment, seq, version):
             self._catalog.changed(existing)
             return
-        if (existing is not None and existing.seq >= version) or self._tombstones.kills(
-            segment.tier.number, seq, body.key, body.group, seq, version
+        if (
+            (existing is not None and existing.seq >= version)
+            or self._tombstones.kills(segment.tier.number, seq, body.key, body.group, seq, version)
+            or not self._catalog.takes(body)
         ):
             disks.drop(segment, seq)
             return

@@ -148,6 +148,7 @@ class Disks:
         for pending in tier.pending.values():
             pending.obj.flags &= ~WRITING
             if pending.leaving:
+                self._catalog.note_leaving(pending.obj, -pending.taken)
                 self._catalog.settle(pending.obj.unit(), now)
         self._settle_refused(now)
 
@@ -160,6 +161,15 @@ class Disks:
         place = _place_of(obj)
         if place is not None and len(_tier(place.segment).pending) < self._config.offloading_queue_limit:
             self._order_write(obj, place)
+
+    def write(self, obj: Object) -> bool:
+        """Have `obj` written, now or when it is asked again; False: no tier will take it."""
+        place = _place_of(obj)
+        if place is None:
+            return self._pending(obj) is not None
+        if self._pending(obj) is None and not self._is_full(_tier(place.segment)):
+            self._order_write(obj, place)
+        return True
 
     def write_first(self, unit: Unit, objects: list[Object]) -> int | None:
         """`objects`, all of `unit`, are to leave memory.  None: they may, now; else how many bytes will come free when
@@ -187,6 +197,7 @@ class Disks:
         for pending in writes:
             if not pending.leaving:
                 pending.leaving = True
+                self._catalog.note_leaving(pending.obj, pending.taken)
                 pending.segment.leaving += pending.taken
                 _tier(pending.segment).leaving += 1
         return sum([pending.taken for pending in writes])
@@ -276,6 +287,7 @@ class Disks:
 
     def _stays(self, pending: Pending) -> None:
         pending.leaving = False
+        self._catalog.note_leaving(pending.obj, -pending.taken)
         pending.segment.leaving -= pending.taken
         _tier(pending.segment).leaving -= 1
 

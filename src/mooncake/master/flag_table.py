@@ -52,7 +52,6 @@ NVME_OF = Capability("NVMe-over-fabrics segments")
 CXL = Capability("CXL memory", "enable_cxl")
 CACHELIB = Capability("the cachelib allocator")
 DYNAMIC_REPLICATION = Capability("dynamic replication", "dynamic_replication_mode")
-TENANTS = Capability("tenants with quotas", "enable_multi_tenants")
 
 
 class Flag(NamedTuple):
@@ -171,7 +170,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("allow_evict_soft_pinned_objects", BOOL, True, "Evict soft-pinned objects when nothing else can be evicted"),
     _ratio("eviction_ratio", 0.05, "Share of the pool that one eviction frees at least"),
     _ratio("eviction_high_watermark_ratio", 0.9, "Share of the pool in use above which eviction starts ahead of demand (1: only on demand)"),
-    Flag("cluster_id", STRING, "mooncake_cluster", "Name of this cluster, under which its snapshots lie"),
+    Flag("cluster_id", STRING, "mooncake_cluster", "Name of this cluster: its snapshots lie under it, and the tenants' quotas in etcd"),
     # Tasks
     Flag("max_total_finished_tasks", UINT32, 10_000, "Finished tasks to remember"),
     Flag("max_total_pending_tasks", UINT32, 10_000, "Tasks that may wait"),
@@ -226,9 +225,9 @@ FLAGS: tuple[Flag, ...] = (
     _snapshot("snapshot_catalog_store_connstring", STRING, "", "How to reach that list: redis://HOST:PORT"),
     _snapshot("snapshot_catalog_backend_connstring", STRING, "", "Deprecated name of snapshot_catalog_store_connstring"),
     # Tenants, replication, events, metadata
-    Flag("enable_multi_tenants", BOOL, False, "Give each tenant keys and a quota of its own", TENANTS),
-    Flag("tenant_quota_connector_type", STRING, "file", "Where the tenants' quotas are kept: file or etcd", TENANTS),
-    Flag("tenant_quota_connector_uri", STRING, "", "How to reach them", TENANTS),
+    Flag("enable_multi_tenants", BOOL, False, "Give each tenant keys and a quota of its own"),
+    Flag("tenant_quota_connector_type", STRING, "file", "Where the tenants' quotas are kept", choices=("file", "etcd")),
+    Flag("tenant_quota_connector_uri", STRING, "", "The YAML file with them (empty: only in memory), or HOST:PORT of etcd"),
     Flag("dynamic_replication_mode", STRING, "off", "Copy objects that are read often: off, observe or enforce", DYNAMIC_REPLICATION),
     Flag("dynamic_replication_heat_window_seconds", UINT32, 10, "Seconds over which reads are counted", DYNAMIC_REPLICATION),
     Flag("dynamic_replication_admission_qps_threshold", DOUBLE, 0.8, "Reads a second that make another copy", DYNAMIC_REPLICATION),

@@ -13,10 +13,12 @@ import msgspec
 
 
 class Floor(msgspec.Struct, array_like=True):
-    """Records up to `seq` are dead, but for those of the segments and tiers `excepted`."""
+    """Records up to `seq` are dead, but for those of the segments and tiers `excepted`; with a `scope`, only those of
+    that tenant's values up to `seq` (see tenants.names)."""
 
     seq: int
     excepted: set[int]
+    scope: str = ""
 
 
 class Former:
@@ -35,7 +37,12 @@ class Former:
             version <= self.seqs.get(key, 0)
             or (bool(group) and version <= self.groups.get(group, 0))
             or seq <= self.owners.get(owner, {}).get(slot, 0)
-            or any(seq <= floor.seq and owner not in floor.excepted for floor in self.floors)
+            or any(
+                (version if floor.scope else seq) <= floor.seq
+                and owner not in floor.excepted
+                and key.startswith(floor.scope)
+                for floor in self.floors
+            )
         )
 
 
@@ -45,6 +52,6 @@ def carry_on(floors: Iterable[Floor], mounted: set[int]) -> list[Floor]:
     kept: list[Floor] = []
     for floor in sorted(floors, key=lambda floor: -floor.seq):
         excepted = floor.excepted | mounted
-        if floor.seq and not any(other.excepted <= excepted for other in kept):
-            kept.append(Floor(floor.seq, excepted))
+        if floor.seq and not any(other.excepted <= excepted and other.scope in ("", floor.scope) for other in kept):
+            kept.append(Floor(floor.seq, excepted, floor.scope))
     return kept

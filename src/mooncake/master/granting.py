@@ -416,7 +416,6 @@ class Granting:
     def _evict(self, room: int, now: float, limit: int, *, breaking: bool) -> int:
         if room <= 0:
             return 0
-        counters = self._counters
         freed = self._catalog.evict(room, now, limit)
         if breaking and freed < room:
             freed += self.spare(room - freed, now - self._config.break_lease_after_s, now)
@@ -424,11 +423,14 @@ class Granting:
             freed += self._catalog.break_leases(room - freed, now, limit)
         if breaking and freed < room:
             freed += self._catalog.evict_fresh(room - freed, now, limit)
-        for suffix in ("total", "mem"):
-            counters["master_attempted_evictions_" + suffix] += 1
-            if freed:
-                counters["master_successful_evictions_" + suffix] += 1
+        self._count_attempt(freed)
         return freed
+
+    def _count_attempt(self, freed: int) -> None:
+        for suffix in ("total", "mem"):
+            self._counters["master_attempted_evictions_" + suffix] += 1
+            if freed:
+                self._counters["master_successful_evictions_" + suffix] += 1
 
     def expect_others(self, now: float) -> None:
         """A segment with values is coming back, so others may follow: what is mounted now says little about how full

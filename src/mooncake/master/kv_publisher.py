@@ -20,6 +20,7 @@ from mooncake.master.catalog import Catalog
 from mooncake.master.config import MasterConfig
 from mooncake.master.counters import Counters
 from mooncake.master.kv_events import CLEARED, REMOVED, STORED, KvEvent, KvEvents
+from mooncake.master.tenants.names import split
 
 log = logging.getLogger("mooncake.master")
 
@@ -68,12 +69,14 @@ class KvPublisher:
         *,
         legacy: bool,
         with_keys: bool,
+        tenants: bool = False,
     ) -> None:
         self._events = events
         self._counters = counters
         self._backend_id = backend_id
         self._legacy = legacy
         self._with_keys = with_keys
+        self._tenants = tenants
         self._loop = asyncio.get_running_loop()
         self._encode = msgspec.msgpack.Encoder().encode
         self._begin = self._loop.time() + _SETTLE_S
@@ -134,8 +137,12 @@ class KvPublisher:
 
     def _wire(self, event: KvEvent) -> _Wire:
         hashes: list[int] = []
+        tenant, key, group = _TENANT, event.key, event.group
+        if self._tenants and key:
+            tenant, key = split(key)
+            _, group = split(group)
         if event.kind != CLEARED:
-            value = hash_in(event.key)
+            value = hash_in(key)
             if value is None:
                 self._counters["mooncake_kv_events_unparsed_keys_total"] += 1
             else:
@@ -145,10 +152,11 @@ class KvPublisher:
             timestamp=event.time_ms,
             event_type=event.kind,
             type=_LEGACY[event.kind] if self._legacy else msgspec.UNSET,
+            tenant_id=tenant,
             backend_id=self._backend_id,
-            group_id=event.group,
+            group_id=group,
             medium=event.medium or None,
-            object_key=(event.key or None) if self._with_keys else msgspec.UNSET,
+            object_key=(key or None) if self._with_keys else msgspec.UNSET,
             seq_hashes=hashes,
             block_hashes=list(map(_signed, hashes)) if self._legacy else msgspec.UNSET,
             base_block_idx=0 if event.kind == STORED else None,
@@ -161,6 +169,7 @@ def publish_events(config: MasterConfig, counters: Counters, catalog: Catalog) -
     publisher = KvPublisher(
         catalog.events, counters, config.kv_events_endpoint, config.kv_events_backend_id,
         legacy=config.kv_events_legacy, with_keys=config.kv_events_with_keys,
+        tenants=config.tenant_quotas is not None,
     )  # fmt: skip
     log.info("KV events are published at %s", publisher.endpoint)
     return publisher

@@ -92,6 +92,9 @@ COUNTERS: dict[str, str] = {
     "master_evicted_key_count_mem": "Objects evicted from memory",
     "master_evicted_size_bytes": "Bytes evicted",
     "master_evicted_size_bytes_mem": "Bytes evicted from memory",
+    "mooncake_drain_moved_total": "Drain jobs: values moved to other segments",
+    "mooncake_drain_moved_bytes_total": "Drain jobs: bytes of those",
+    "mooncake_drain_failed_total": "Drain jobs: values that could not leave their segment",
     "mooncake_offload_failed_total": "Disk tier: values that could not be written",
     "mooncake_offload_refused_total": "Disk tier: evictions from memory put off because too many values waited",
     "mooncake_offload_forced_total": "Disk tier: values evicted unwritten because too many waited",
@@ -142,6 +145,7 @@ OWN_GAUGES: dict[str, str] = {
     "mooncake_snapshot_time_seconds": "When the last snapshot was written, in seconds since the epoch; 0: not yet",
     "mooncake_snapshot_bytes": "Size of the last snapshot",
     "mooncake_snapshot_duration_ms": "How long it took to write it",
+    "mooncake_drain_jobs": "Drain jobs that have not ended",
     "mooncake_disk_tiers": "Disk tier: segment servers with a disk that takes values",
     "mooncake_offload_queue": "Disk tier: values that wait to be written",
     "mooncake_disk_written_bytes": "Disk tier: bytes of values written since the servers' start",
@@ -151,3 +155,13 @@ OWN_GAUGES: dict[str, str] = {
     "mooncake_disk_corrupt": "Disk tier: values that were damaged, and dropped, since the servers' start",
     "mooncake_disk_torn": "Disk tier: damaged places found in index files at the servers' start",
 }
+
+TENANT_GAUGES: dict[str, str] = {
+    "mooncake_tenant_used_bytes": "Memory that a tenant's values and puts in progress take",
+    "mooncake_tenant_quota_bytes": "Memory that a tenant's policy asks for",
+    "mooncake_tenant_limit_bytes": "Memory that a tenant may have: its quota, or its part of the pool if that is less",
+    "mooncake_tenant_keys": "Keys of a tenant",
+    "mooncake_tenant_evicted_keys": "Values of a tenant evicted from memory since the master's start",
+    "mooncake_tenant_refused_keys": "Keys of a tenant that were refused for its quota since the master's start",
+}
+"""With the label `tenant`; only of a master with tenants."""

@@ -16,6 +16,7 @@ from mooncake.master.metric_table import (
     GAUGES,
     OWN_GAUGES,
     SEGMENT_GAUGES,
+    TENANT_GAUGES,
     VALUE_SIZE_BOUNDS,
     VALUE_SIZES,
 )
@@ -52,6 +53,7 @@ class Metrics:
             mooncake_read_leases=totals.read_leases,
             mooncake_open_puts=totals.open_puts,
             mooncake_waiting_puts=totals.waiting_puts,
+            mooncake_drain_jobs=totals.drain_jobs,
         )
         return values
 
@@ -65,6 +67,7 @@ class Metrics:
         for name, text in (GAUGES | OWN_GAUGES).items():
             yield GaugeMetricFamily(name, text, values[name])
         yield from self._segments()
+        yield from self._tenants()
         yield self._value_sizes()
 
     def text(self) -> str:
@@ -83,6 +86,24 @@ class Metrics:
             used.add_metric([name], used_bytes)
             size.add_metric([name], size_bytes)
         yield from (used, size)
+
+    def _tenants(self) -> Iterator[Metric]:
+        tenants = self._service.directory.tenants
+        if tenants is None:
+            return
+        for name, text in TENANT_GAUGES.items():
+            family = GaugeMetricFamily(name, text, labels=["tenant"])
+            for tenant in tenants:
+                figures = {
+                    "mooncake_tenant_used_bytes": tenant.taken,
+                    "mooncake_tenant_quota_bytes": tenant.quota or 0,
+                    "mooncake_tenant_limit_bytes": tenants.limit(tenant),
+                    "mooncake_tenant_keys": tenant.objects,
+                    "mooncake_tenant_evicted_keys": tenant.evicted,
+                    "mooncake_tenant_refused_keys": tenant.refused,
+                }
+                family.add_metric([tenant.name], figures[name])
+            yield family
 
     def _value_sizes(self) -> Metric:
         """The histogram; class n of the counters holds values of at most 2**n bytes."""

@@ -16,7 +16,7 @@ import heapq
 import logging
 from collections.abc import Callable, Iterator
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -37,6 +37,12 @@ SILENT_S = 3.0  # without a heartbeat for this long a segment gets nothing new
 _KILLS_A_MESSAGE = 4096
 
 
+class Account(Protocol):
+    """Whose bytes are quarantined, where that is counted."""
+
+    quarantined: int
+
+
 class Doomed(msgspec.Struct, gc=False, eq=False):
     """A record that its owner shall kill.  `hidden`: only hide it yet.  `coming`: bytes expected back soon."""
 
@@ -44,15 +50,16 @@ class Doomed(msgspec.Struct, gc=False, eq=False):
     part: PartAt
     hidden: bool
     coming: int
+    account: Account | None
 
 
 class Segment:
     """One mount of one segment.  A new mount under the same number is another object."""
 
     __slots__ = (
-        "allocator", "announced", "client", "coming", "deadline", "doomed", "draining", "filled", "first_seq",
-        "heard", "host", "info", "leaving", "mounted", "name", "number", "old_until", "orders", "outbox", "parked",
-        "quarantined", "send", "size", "slots", "term", "tier",
+        "allocator", "announced", "client", "coming", "deadline", "doomed", "drained", "draining", "filled",
+        "first_seq", "heard", "host", "info", "leaving", "mounted", "name", "number", "old_until", "orders", "outbox",
+        "parked", "quarantined", "send", "size", "slots", "term", "tier",
     )  # fmt: skip
 
     def __init__(self, info: SegmentInfo, term: int, now: float, known: bool) -> None:
@@ -65,7 +72,8 @@ class Segment:
         self.mounted = True
         self.announced = known  # every record of its table is in,
         self.filled = known  # and it is known what is free
-        self.draining = False
+        self.draining = False  # gets nothing new (see drains)
+        self.drained = False  # and is empty
         self.first_seq = 0  # records with a lower one are from before this mount,
         self.old_until = now  # and may be read until then by readers that we do not know
         self.heard = now
@@ -93,6 +101,7 @@ class Pool:
         self.segments: dict[int, Segment] = {}
         self.placeable: list[Segment] = []
         self.dirty: list[Segment] = []  # have an outbox
+        self.account: Account | None = None  # whose is what is taken back now
         self._later: list[tuple[float, int, Segment, int, int]] = []
         self._order = count()
 
@@ -149,6 +158,9 @@ class Pool:
         """Unmounted or expired: all that was in it is gone."""
         segment.mounted = False
         segment.send = None
+        for doomed in segment.doomed.values():
+            if doomed.account is not None:
+                doomed.account.quarantined -= doomed.part.taken
         segment.doomed.clear()
         segment.outbox.clear()
         segment.coming = segment.quarantined = segment.leaving = 0
@@ -204,9 +216,12 @@ class Pool:
             self._post(part.segment, part.slots[0], seq, hidden=True)
 
     def _doom(self, part: PartAt, seq: int, *, hidden: bool) -> Doomed:
-        doomed = Doomed(seq, part, hidden, 0)
+        account = self.account
+        doomed = Doomed(seq, part, hidden, 0, account)
         part.segment.doomed[part.slots[0]] = doomed
         part.segment.quarantined += part.taken
+        if account is not None:
+            account.quarantined += part.taken
         return doomed
 
     def _post(self, segment: Segment, slot: int, seq: int, *, hidden: bool) -> None:
@@ -246,6 +261,8 @@ class Pool:
         extents = part.extents
         segment.coming -= doomed.coming
         segment.quarantined -= part.taken
+        if doomed.account is not None:
+            doomed.account.quarantined -= part.taken
         for i in range(0, len(extents), 2):
             segment.allocator.release(extents[i], extents[i + 1])
         segment.slots.give(part.slots)

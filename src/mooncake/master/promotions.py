@@ -88,7 +88,8 @@ class Promotions:
 
     def _begin(self, obj: Object, segment: Segment) -> None:
         part = None
-        if segment in self._pool.placeable and self._pool.fill() <= self._config.high_watermark:
+        fits = self._pool.fill() <= self._config.high_watermark and self._catalog.has_room(obj, obj.size)
+        if segment in self._pool.placeable and fits:
             part = _room(segment, obj)
         if part is None:
             obj.flags &= ~PROMOTING

@@ -175,7 +175,9 @@ class Recovery:
             self._pool.kill_unread(part, seq, clean=False)
         elif record.state == REMOVED:
             self._pool.kill_after(part, seq, segment.old_until)
-        elif self._tombstones.kills(segment.number, slot, body.key, body.group, seq, version):
+        elif self._tombstones.kills(
+            segment.number, slot, body.key, body.group, seq, version
+        ) or not self._catalog.takes(body):
             self._pool.kill(part, seq, now, clean=True)
         else:
             self._adopt(part, record, version, now)
@@ -230,10 +232,11 @@ class Recovery:
         self._kill_all(replica, record.seq, now)
         return None
 
-    def give_up(self, latest_start: float, now: float) -> None:
-        """Kill the parts that have waited since before `latest_start` for those that are missing."""
+    def give_up(self, latest_start: float, now: float, scope: str = "") -> None:
+        """Kill the parts, of keys that start with `scope`, that have waited since before `latest_start` for those that
+        are missing."""
         for name, assembly in list(self._assemblies.items()):
-            if assembly.started <= latest_start:
+            if assembly.started <= latest_start and name[0].startswith(scope):
                 del self._assemblies[name]
                 self._kill_all(assembly.parts.values(), name[1], now)
 

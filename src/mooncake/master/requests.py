@@ -214,7 +214,7 @@ def _started(session: Session, answers: list[int | m.Grant]) -> Message:
         _revoke(session, [answer.seq for answer in answers if isinstance(answer, m.Grant)])
     failed = len([answer for answer in answers if type(answer) is int])
     session.service.counters.request("put_start", len(answers), failed)
-    return m.PutStarted(session.service.directory.term, answers)
+    return m.PutStarted(session.service.directory.term, answers, session.scope)
 
 
 @handles(m.PutEnd)
@@ -297,7 +297,7 @@ def _removed(session: Session, codes: list[int]) -> Message:
 def _remove_regex(session: Session, request: m.RemoveRegex) -> Reply:
     service = session.service
     try:
-        steps = service.directory.remove_regex(request.pattern, request.force)
+        steps = service.directory.remove_regex(request.pattern, request.force, session.scope)
     except StoreError:
         service.counters.one("remove_by_regex", failed=1)
         raise
@@ -309,7 +309,7 @@ def _remove_regex(session: Session, request: m.RemoveRegex) -> Reply:
 def _remove_all(session: Session, request: m.RemoveAll) -> Reply:
     service = session.service
     service.counters.one("remove_all", failed=0)
-    return _count(session, service.directory.remove_all(request.force))
+    return _count(session, service.directory.remove_all(request.force, session.scope))
 
 
 async def _count(session: Session, steps: Generator[None, None, int]) -> Message:

@@ -31,6 +31,9 @@ from mooncake.master.directory import Directory
 from mooncake.master.handlers import HANDLERS, Reply, in_steps, must_wait_for, when_ended
 from mooncake.master.membership import Client
 from mooncake.master.pool import Segment
+from mooncake.master.tenants.names import scope_of, wrong_name
+from mooncake.master.tenants.policy import Policy
+from mooncake.master.tenants.scoping import scope_request
 from mooncake.rpc import frame
 from mooncake.rpc.handshake import MOST_BYTES, Guard
 from mooncake.rpc.message import Message
@@ -69,6 +72,7 @@ class MasterService:
         self.sessions: set[Session] = set()
         self._publisher: KvPublisher | None = None
         self.take_snapshot: Callable[[], Awaitable[str]] | None = None  # see snapshots.keeper
+        self.tenant_policy: Policy | None = None  # where changes of quotas are kept
         self._server: asyncio.Server | None = None
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -116,9 +120,9 @@ class MasterService:
             gc.unfreeze()
             gc.enable()
 
-    async def remove_all(self, force: bool) -> int:
-        """Remove every value (that is not leased), as a client's RemoveAll; how many."""
-        removed = await in_steps(self.directory.remove_all(force), self.flush)
+    async def remove_all(self, force: bool, scope: str = "") -> int:
+        """Remove every value of a scope (that is not leased), as a client's RemoveAll; how many."""
+        removed = await in_steps(self.directory.remove_all(force, scope), self.flush)
         self.counters.one("remove_all", failed=0)
         return removed
 
@@ -228,6 +232,7 @@ class Session(asyncio.Protocol):
         self.service = service
         self.client: Client | None = None
         self.hello: Hello | None = None
+        self.scope = ""  # what all keys that it names start with in the directory
         self.segments: dict[int, Segment] = {}
         self.send_one_way = self._send_one_way  # one object, to know it again
         self.in_turn = asyncio.Lock()  # for what must keep its order though it takes several steps
@@ -356,6 +361,8 @@ class Session(asyncio.Protocol):
             handler = HANDLERS.get(got.kind)
             if handler is None:
                 raise StoreError(ErrorCode.INVALID_PARAMS, f"{type(message).__name__} is not for the master")
+            if self.scope:
+                scope_request(message, self.scope)
             met = self.service.directory.puts.eager and must_wait_for(self, got.kind, message)
             reply: Reply = when_ended(self, got.kind, message, list(met)) if met else handler(self, message)
         except Exception as error:
@@ -422,6 +429,10 @@ class Session(asyncio.Protocol):
         if message.role not in ("client", "segment") or not message.client:
             self._close_after(got, ErrorCode.INVALID_PARAMS, f"unknown role {message.role[:40]!r} or no client id")
             return False
+        wrong = wrong_name(message.tenant) if self.service.directory.tenants is not None else ""
+        if wrong and message.role == "client":
+            self._close_after(got, ErrorCode.INVALID_PARAMS, f"tenant_id {message.tenant[:200]!r}: {wrong}")
+            return False
         return True
 
     def _arrive(self) -> Welcome:
@@ -430,6 +441,8 @@ class Session(asyncio.Protocol):
         self._reader.most = frame.MAX_BODY
         self.service.anteroom.leave(self._ticket)
         directory = self.service.directory
+        if directory.tenants is not None and self.hello.role == "client":
+            self.scope = scope_of(self.hello.tenant)
         self.client = directory.clients.arrive(self.hello.client, self.hello.host)
         return Welcome(PROTOCOL, __version__, directory.term, self.service.config.lease_ms)
 

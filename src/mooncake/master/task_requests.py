@@ -42,7 +42,7 @@ def _created(session: Session, rpc: str, create: Callable[[], tuple[int, int]]) 
 def _query(session: Session, request: m.QueryTask) -> Reply:
     service = session.service
     try:
-        state = service.directory.tasks.state(request.task)
+        state = service.directory.tasks.state(request.task, session.scope)
     except StoreError:
         service.counters.one("query_task", failed=1)
         raise
@@ -54,7 +54,10 @@ def _query(session: Session, request: m.QueryTask) -> Reply:
 def _copy_ended(session: Session, request: m.CopyEnded) -> Reply:
     service = session.service
     service.counters.one("update_task", failed=int(request.code != 0))
-    service.directory.tasks.reported(request.copy_id, request.code, service.directory.clock())
+    directory, now = service.directory, service.directory.clock()
+    directory.tasks.reported(request.copy_id, request.code, now)
+    if directory.drains.busy:
+        directory.move_on(now)  # the next value, without waiting for the clock
     service.flush()
     return None
 
@@ -67,4 +70,4 @@ def _replica_clear(session: Session, request: m.ReplicaClear) -> Reply:
     cleared = directory.catalog.clear(request.keys, request.segment, session.client.name, directory.clock())
     service.counters.batch("replica_clear", len(request.keys), len(request.keys) - len(cleared))
     service.flush()
-    return m.Cleared(cleared)
+    return m.Cleared([key[len(session.scope) :] for key in cleared])

@@ -50,6 +50,7 @@ class Task(msgspec.Struct, eq=False):
     not_before: float = 0.0
     message: str = ""
     resumed: bool = False  # a former master had begun it, and may have done it
+    most_retries: int | None = None  # None: as many as the configuration says
 
 
 class _Running(msgspec.Struct, eq=False):
@@ -119,10 +120,17 @@ class Tasks:
         self._check_usable([target])
         return self._add(MOVE, key, source, [target], obj)
 
-    def state(self, number: tuple[int, int]) -> TaskState:
-        """Raises StoreError TASK_NOT_FOUND."""
+    def move_for_drain(self, key: str, source: str, target: str) -> Task:
+        """As move, of what is known to be there; tried once."""
+        number = self._add(MOVE, key, source, [target], self._catalog.objects.get(key), limited=False)
+        task = self._all[number]
+        task.most_retries = 0
+        return task
+
+    def state(self, number: tuple[int, int], scope: str = "") -> TaskState:
+        """Of a task whose key starts with `scope`.  Raises StoreError TASK_NOT_FOUND."""
         task = self._all.get(number)
-        if task is None:
+        if task is None or not task.key.startswith(scope):
             raise StoreError(ErrorCode.TASK_NOT_FOUND, f"no task {number[0]}-{number[1]}")
         created, updated = int(task.created * 1000), int(task.updated * 1000)
         return TaskState(task.type, task.status, created, updated, task.client, task.message)
@@ -144,8 +152,10 @@ class Tasks:
             if not self._usable(name):
                 raise StoreError(ErrorCode.UNAVAILABLE_IN_CURRENT_STATUS, f"segment {name} takes nothing new now")
 
-    def _add(self, kind: int, key: str, source: str, targets: list[str], obj: Object | None) -> tuple[int, int]:
-        if len(self._pending) >= self._config.max_pending_tasks:
+    def _add(
+        self, kind: int, key: str, source: str, targets: list[str], obj: Object | None, *, limited: bool = True
+    ) -> tuple[int, int]:
+        if limited and len(self._pending) >= self._config.max_pending_tasks:
             raise StoreError(ErrorCode.TASK_PENDING_LIMIT_EXCEEDED)
         number = (random.getrandbits(63), random.getrandbits(63))
         now = self._wall()
@@ -214,7 +224,12 @@ class Tasks:
             else:
                 self._retry(task, ErrorCode.REPLICA_NOT_FOUND, now)
             return
-        lacking = [name for name in task.targets if not any(_lies_in(replica, name) for replica in replicas(obj))]
+        there = [replica for replica in replicas(obj) if is_mounted(replica)]
+        lacking = [name for name in task.targets if not any(_lies_in(replica, name) for replica in there)]
+        size = sum(part.taken for part in source) * len(lacking)
+        if task.type == COPY and not self._catalog.has_room(obj, size):
+            self._retry(task, ErrorCode.TENANT_QUOTA_EXCEEDED, now)
+            return
         placed = self._place(obj, source, lacking)
         if placed is None:
             self._retry(task, ErrorCode.NO_AVAILABLE_HANDLE, now)
@@ -285,6 +300,8 @@ class Tasks:
         self._catalog.release(obj, now)
         if obj.flags & GONE:
             running.code = running.code or int(ErrorCode.OBJECT_NOT_FOUND)
+        if not all(map(is_mounted, running.placed)):  # the target went away just after the copy was whole
+            running.code = running.code or int(ErrorCode.REPLICA_IS_GONE)
         if running.code:
             for replica in running.placed:
                 for part in replica:
@@ -298,8 +315,9 @@ class Tasks:
 
     def _retry(self, task: Task, code: ErrorCode, now: float) -> None:
         task.attempts += 1
-        if task.attempts > self._config.max_task_retries:
-            self._end(task, FAILED, f"{code.name} (max retries reached: {self._config.max_task_retries})", now)
+        most = self._config.max_task_retries if task.most_retries is None else task.most_retries
+        if task.attempts > most:
+            self._end(task, FAILED, f"{code.name} (max retries reached: {most})", now)
             return
         task.not_before = now + RETRY_S
         if task.status != PENDING:

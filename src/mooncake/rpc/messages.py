@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import msgspec
 
+from mooncake.rpc.data_messages import Attach, Attached, Read, Write
 from mooncake.rpc.disk_messages import (
     DiskAnnounce,
     DiskMount,
@@ -79,6 +80,7 @@ class Hello(Message):
     client: str
     host: str  # same host ⇔ same text (boot id and network namespace)
     nonce: bytes = b""  # of a side that has the cluster's secret
+    tenant: str = "default"  # whose keys a client names; without effect unless the master has tenants
 
 
 class Welcome(Message):
@@ -246,8 +248,11 @@ class Grant(Message):
 
 
 class PutStarted(Message):
+    """`scope`: what the keys and groups of these puts' records shall start with, if the master has tenants."""
+
     term: int
     grants: list[int | Grant]
+    scope: str = ""
 
 
 class PutEnd(Message):
@@ -431,46 +436,6 @@ class Stop(Message):
     """Unmount and end, in `grace_ms`; until then nothing new comes in.  Reply Codes([0]) once the master knows."""
 
     grace_ms: int = 0
-
-
-# ---------------------------------------------------------------- data, client ↔ segment server
-
-
-class Attach(Message):
-    """On the unix socket.  The reply, Attached, carries the descriptors of the memory and of the table."""
-
-    segment: int
-
-
-class Attached(Message):
-    """`writer` names this connection in WRITING records; the segment is `size` bytes, its table `table_size`.
-    `file`: it lies in a user's file, from there on, and is not to be mapped; -1: in memory."""
-
-    writer: int
-    size: int
-    table_size: int
-    file: int = -1
-
-
-class Read(Message):
-    """`ranges` (flat: offset, length, ...) of one segment.  The reply, Codes, is followed by their bytes."""
-
-    segment: int
-    ranges: list[int]
-
-
-class WriteRecord(Message):
-    slots: list[int]
-    seq: int
-    body: Body
-
-
-class Write(Message):
-    """The bytes of all records' extents, in order, follow this message.  Reply Codes: one a record."""
-
-    segment: int
-    term: int
-    records: list[WriteRecord]
 
 
 KINDS: dict[type[Message], int] = {

@@ -26,6 +26,6 @@ class Body(Message):
     soft_pin_ttl_ms: int | None = None  # None: as long as the master says
     data_type: int = 0
     client: str = ""
-    tenant: str = "default"
+    private: bool = False  # key and group start with their tenant's scope (see master.tenants)
     version: int = 0  # the value's sequence number if the record is a later copy with one of its own
     from_disk: int = 0  # number of the copy on disk that this one was promoted from

@@ -87,3 +87,4 @@ class Introduction(Message):
     metadata: str
     protocol: str
     host: str
+    tenant: str = "default"

@@ -18,19 +18,10 @@ from typing import TYPE_CHECKING
 
 from mooncake.errors import ConfigError, ErrorCode, StoreError
 from mooncake.rpc import frame
+from mooncake.rpc.data_messages import Attach, Attached
 from mooncake.rpc.descriptors import allow_many
 from mooncake.rpc.handshake import Guard
-from mooncake.rpc.messages import (
-    DECODERS,
-    PROTOCOL,
-    Attach,
-    Attached,
-    Failure,
-    SegmentInfo,
-    Serve,
-    Welcome,
-    encode,
-)
+from mooncake.rpc.messages import DECODERS, PROTOCOL, Failure, SegmentInfo, Serve, Welcome, encode
 from mooncake.rpc.segment_messages import DiskUnmount, Family, Retire
 from mooncake.security.secret import read_secret
 from mooncake.segment.figures import segment_families

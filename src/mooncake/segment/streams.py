@@ -13,20 +13,10 @@ from typing import TYPE_CHECKING
 
 from mooncake.errors import ErrorCode
 from mooncake.rpc import frame
+from mooncake.rpc.data_messages import Read, Write
 from mooncake.rpc.disk_messages import Stage, Staged, Unstage
 from mooncake.rpc.message import Message
-from mooncake.rpc.messages import (
-    DECODERS,
-    KINDS,
-    PROTOCOL,
-    Codes,
-    Failure,
-    Hello,
-    Read,
-    Welcome,
-    Write,
-    encode,
-)
+from mooncake.rpc.messages import DECODERS, KINDS, PROTOCOL, Codes, Failure, Hello, Welcome, encode
 from mooncake.rpc.porter import Porter
 from mooncake.security.secret import read_secret
 from mooncake.segment.figures import Traffic

@@ -74,6 +74,7 @@ class Dummy(Member):
             protocol,
             device_name,
             config.master_server_address,
+            tenant_id=config.tenant_id,
         )
 
     def _get_pyclient_capsule(self) -> Self:
@@ -124,6 +125,7 @@ def _join(introduction: "Introduction", buffer_size: int) -> "StoreClient":
         buffer_size=buffer_size,
         protocol=introduction.protocol,
         master=introduction.master,
+        tenant=introduction.tenant,
         is_dummy=True,
     )
     session = Session(config)

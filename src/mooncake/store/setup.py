@@ -152,6 +152,7 @@ def _join(settings: dict[str, Any]) -> "StoreClient":
         protocol=str(settings["protocol"]).lower(),
         master=str(settings["master_server_addr"]),
         shares_engine=engine is not None,
+        tenant=str(settings["tenant_id"]),
     )
     if settings["enable_ssd_offload"]:
         _add_disk(config, str(settings["ssd_offload_path"]))

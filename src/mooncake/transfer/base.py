@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Generator
 
-from mooncake.rpc.messages import WriteRecord
+from mooncake.rpc.data_messages import WriteRecord
 from mooncake.transfer.pieces import Pieces
 
 

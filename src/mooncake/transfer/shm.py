@@ -13,17 +13,8 @@ import msgspec
 from mooncake.errors import ErrorCode, StoreError, TransferError
 from mooncake.rpc import frame
 from mooncake.rpc.client import Connection
-from mooncake.rpc.messages import (
-    DECODERS,
-    KINDS,
-    PROTOCOL,
-    Attach,
-    Attached,
-    Hello,
-    SegmentInfo,
-    WriteRecord,
-    encode,
-)
+from mooncake.rpc.data_messages import Attach, Attached, WriteRecord
+from mooncake.rpc.messages import DECODERS, KINDS, PROTOCOL, Hello, SegmentInfo, encode
 from mooncake.rpc.sockets import set_time_limit
 from mooncake.security.secret import read_secret
 from mooncake.transfer import table

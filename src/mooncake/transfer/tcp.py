@@ -7,7 +7,8 @@ from collections.abc import Generator
 
 from mooncake.errors import ErrorCode, TransferError
 from mooncake.rpc.client import Connection
-from mooncake.rpc.messages import Hello, Read, SegmentInfo, Write, WriteRecord
+from mooncake.rpc.data_messages import Read, Write, WriteRecord
+from mooncake.rpc.messages import Hello, SegmentInfo
 from mooncake.transfer.base import Transport, merge
 from mooncake.transfer.pieces import Pieces
 from mooncake.transfer.staging import receive_pieces, send_pieces

@@ -57,7 +57,7 @@ class MooncakeStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[m
             groups = Groups.of(kv_cache_config, block_size, hash_size, lag)
             self._scheduler = SchedulerHalf(
                 settings,
-                Lookups(PrefixClient(config.master_server_address, _MASTER_LIMIT)),
+                Lookups(PrefixClient(config.master_server_address, _MASTER_LIMIT, config.tenant_id)),
                 groups,
                 kv_cache_config.num_blocks,
                 world,

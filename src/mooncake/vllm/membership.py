@@ -58,6 +58,7 @@ class Membership:
             config.protocol,
             config.device_name or "",
             config.master_server_address,
+            tenant_id=config.tenant_id,
         )
         if code:
             return False

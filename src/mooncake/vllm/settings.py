@@ -60,11 +60,6 @@ def read_pool_config() -> MooncakeConfig:
                 f"The Mooncake configuration file {path} is wrong in global_segment_size: mode {mode} needs "
                 f"{'more than 0' if mode == 'embedded' else '0'}, but found {config.global_segment_size}."
             )
-    if config.tenant_id != "default":
-        raise ConfigError(
-            f"tenant_id {config.tenant_id!r} is not supported by this version of the connector; leave it out, and set "
-            "cache_prefix in kv_connector_extra_config to keep deployments apart."
-        )
     host = os.environ.get("MOONCAKE_REQUESTER_LOCAL_HOSTNAME") or ""
     if not host and not (path and content.get("local_hostname")):
         host = os.environ.get("VLLM_HOST_IP") or ""

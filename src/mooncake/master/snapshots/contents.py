@@ -61,8 +61,9 @@ def _floors(directory: Directory) -> Floors:
             mounted.add(segment.number)
         if segment.tier is not None and segment.tier.filled:
             mounted.add(segment.tier.number)
-    own = Floor(directory.tombstones.floor, set())
-    return Floors(carry_on([own, *_former(directory).floors], mounted))
+    own = [Floor(directory.tombstones.floor, set())]
+    own += [Floor(seq, set(), scope) for scope, seq in directory.tombstones.scopes.items()]
+    return Floors(carry_on([*own, *_former(directory).floors], mounted))
 
 
 def _dead_keys(directory: Directory) -> Iterator[DeadKeys]:

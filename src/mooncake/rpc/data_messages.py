@@ -1,0 +1,41 @@
+"""The part of the protocol that moves bytes between a client and a segment server (see `rpc.messages`)."""
+
+from mooncake.rpc.message import Message
+from mooncake.rpc.record_messages import Body
+
+
+class Attach(Message):
+    """On the unix socket.  The reply, Attached, carries the descriptors of the memory and of the table."""
+
+    segment: int
+
+
+class Attached(Message):
+    """`writer` names this connection in WRITING records; the segment is `size` bytes, its table `table_size`.
+    `file`: it lies in a user's file, from there on, and is not to be mapped; -1: in memory."""
+
+    writer: int
+    size: int
+    table_size: int
+    file: int = -1
+
+
+class Read(Message):
+    """`ranges` (flat: offset, length, ...) of one segment.  The reply, Codes, is followed by their bytes."""
+
+    segment: int
+    ranges: list[int]
+
+
+class WriteRecord(Message):
+    slots: list[int]
+    seq: int
+    body: Body
+
+
+class Write(Message):
+    """The bytes of all records' extents, in order, follow this message.  Reply Codes: one a record."""
+
+    segment: int
+    term: int
+    records: list[WriteRecord]
