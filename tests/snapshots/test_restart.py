@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mooncake.master.snapshots.settings import PATH_VARIABLE
+from mooncake.store import MooncakeDistributedStore
 from tests.processes import children, stop, wait_until
 from tests.snapshots.masters import LOCAL, RESTORE, names, restart, take, wait_for_log
 
@@ -44,6 +45,36 @@ def test_what_was_removed_while_its_segment_was_away_stays_removed(folder, make_
         os.kill(server, signal.SIGCONT)
     wait_until(lambda: store.get("kept") == b"k" * 1000, 10, "the return of the segment")
     assert store.is_exist("removed") == (0 if restored else 1)
+
+
+@pytest.mark.parametrize("restored", [True, False], ids=["restored", "not restored"])
+def test_what_a_tenant_removed_stays_removed(folder, make_master, tmp_path, cleanup, restored):
+    """All of it, while the segment was away, and nothing of others'."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("version: 1\ntenants:\n- {name: a, quota: 16MB}\n- {name: default, quota: 16MB}\n")
+    flags = ("--enable_multi_tenants", f"--tenant_quota_connector_uri={policy}")
+    master = make_master(*LOCAL, *flags, "--client_ttl=1", "--default_kv_lease_ttl=200")
+    stores = []
+    for segment, tenant in ((4 * MIB, "default"), (0, "a")):
+        stores.append(MooncakeDistributedStore())
+        cleanup.callback(stores[-1].close)
+        arguments = "127.0.0.1", "P2PHANDSHAKE", segment, MIB, "tcp", "", master.address
+        assert stores[-1].setup(*arguments, tenant_id=tenant) == 0
+        assert stores[-1].put("k", tenant.encode()) == 0
+    others, mine = stores
+    (server,) = [pid for pid in children(os.getpid()) if "segment" in command_line(pid)]
+    stop(server)
+    try:
+        wait_until(lambda: master.get("/get_all_segments").strip() == "", 10, "the segment's end")
+        mine.remove_all(True)
+        take(master)
+        restart(master, *[RESTORE] if restored else [])
+    finally:
+        os.kill(server, signal.SIGCONT)
+    wait_until(lambda: others.get("k") == b"default", 10, "the return of the segment")
+    assert mine.is_exist("k") == (0 if restored else 1)
+    assert mine.put("k", b"new") == 0
+    assert mine.get("k") == (b"new" if restored else b"a")
 
 
 def test_values_leave_in_the_order_of_their_use_before_the_restart(folder, make_master, make_store, tmp_path):
