@@ -8,7 +8,10 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
+from typing import Any
 
 BIN = Path(sys.executable).parent
 
@@ -113,9 +116,18 @@ class Master:
 
     def get(self, path: str) -> str:
         """Body of an admin route."""
-        from urllib.request import urlopen
+        return wait_until(lambda: _try_get(f"http://{self.host}:{self.metrics_port}{path}"), what=path)
 
-        return wait_until(lambda: _try_get(urlopen, f"http://{self.host}:{self.metrics_port}{path}"), what=path)
+    def ask(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
+        """(status, decoded JSON) of an admin route."""
+        data = None if body is None else json.dumps(body).encode()
+        url = f"http://{self.host}:{self.metrics_port}{path}"
+        try:
+            with urllib.request.urlopen(urllib.request.Request(url, data=data, method=method), timeout=5) as answer:
+                return answer.status, json.loads(answer.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.loads(error.read())
 
     def metric(self, name: str) -> float:
         for line in self.get("/metrics").splitlines():
@@ -124,9 +136,9 @@ class Master:
         raise AssertionError(f"no metric {name}")
 
 
-def _try_get(urlopen, url: str) -> str | None:
+def _try_get(url: str) -> str | None:
     try:
-        with urlopen(url, timeout=5) as response:
+        with urllib.request.urlopen(url, timeout=5) as response:
             return response.read().decode() or "\n"
     except OSError:
         return None

@@ -10,52 +10,24 @@ dies.  Never imports `mooncake`: every fork does that by itself, as a process th
 
 import importlib
 import json
-import os
-import signal
 import sys
-import traceback
 from pathlib import Path
 
-from tests.e2e.zygote import die_with_parent
+from tests.e2e.zygote import serve_forks, take_place_of_parent
 
 
 def become_process(request: dict) -> None:
-    die_with_parent()
-    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    os.environ.update(request["environment"])
+    take_place_of_parent(request)
     module = sys.modules[f"tests.clients.{request['module']}"]
     result = getattr(module, request["function"])(**request["arguments"])
     Path(request["result"]).write_text(json.dumps(result))
 
 
-def main() -> None:
-    die_with_parent()
-    replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no reply
+def import_clients() -> None:
     for module in sys.argv[1:]:
         importlib.import_module(f"tests.clients.{module}")
     assert "mooncake" not in sys.modules, "a client has imported mooncake before it was forked"
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies
-    print("ready", file=replies, flush=True)
-    for line in iter(sys.stdin.readline, ""):
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                become_process(json.loads(line))
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(code)
-        print(pid, file=replies, flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    serve_forks(import_clients, become_process)

@@ -14,6 +14,7 @@ import runpy
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 
 PR_SET_PDEATHSIG = 1
 
@@ -43,8 +44,8 @@ def import_vllm() -> None:
     vllm.v1.engine.utils.get_mp_context = lambda: multiprocessing.get_context("fork")
 
 
-def become_server(request: dict) -> None:
-    os.setsid()
+def take_place_of_parent(request: dict) -> None:
+    """In a fork that was asked for: die with the parent, and write to the request's log."""
     die_with_parent()
     log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -52,15 +53,21 @@ def become_server(request: dict) -> None:
     os.dup2(log, 2)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.environ.update(request["environment"])
+
+
+def become_server(request: dict) -> None:
+    os.setsid()
+    take_place_of_parent(request)
     sys.argv = ["api_server", *request["argv"]]
     runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__", alter_sys=True)
 
 
-def main() -> None:
+def serve_forks(prepare: Callable[[], None], become: Callable[[dict], None]) -> None:
+    """Prepare, then fork for each request, until the input closes."""
     die_with_parent()
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no reply
-    import_vllm()
+    prepare()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies
     print("ready", file=replies, flush=True)
     for line in iter(sys.stdin.readline, ""):
@@ -68,7 +75,7 @@ def main() -> None:
         if pid == 0:
             code = 1
             try:
-                become_server(json.loads(line))
+                become(json.loads(line))
                 code = 0
             except SystemExit as end:
                 code = end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -82,4 +89,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve_forks(import_vllm, become_server)

@@ -1,10 +1,7 @@
 """Drain jobs over HTTP, with real segment servers: nothing is lost, and what the job says is true."""
 
-import json
 import os
 import signal
-import urllib.error
-import urllib.request
 
 import pytest
 
@@ -15,27 +12,15 @@ MIB = 1 << 20
 ENDED = ("SUCCEEDED", "FAILED", "CANCELED")
 
 
-def http(master, method: str, path: str, body: object = None):
-    """(status, decoded JSON) of an admin route."""
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(f"http://{master.host}:{master.metrics_port}{path}", data=data, method=method)
-    try:
-        with urllib.request.urlopen(request, timeout=5) as answer:
-            return answer.status, json.loads(answer.read())
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.loads(error.read())
-
-
 def drain(master, *names: str, **wanted) -> str:
     """The id of a new job."""
-    status, answer = http(master, "POST", "/api/v1/drain_jobs", {"segments": list(names), **wanted})
+    status, answer = master.ask("POST", "/api/v1/drain_jobs", {"segments": list(names), **wanted})
     assert (status, answer["success"], answer["status"]) == (200, True, "CREATED"), answer
     return answer["job_id"]
 
 
 def state(master, job: str) -> dict:
-    status, answer = http(master, "GET", f"/api/v1/drain_jobs/query?job_id={job}")
+    status, answer = master.ask("GET", f"/api/v1/drain_jobs/query?job_id={job}")
     assert (status, answer["success"], answer["job_id"]) == (200, True, job)
     return answer
 
@@ -46,7 +31,7 @@ def end_of(master, job: str, limit: float = 30) -> dict:
 
 
 def status_of(master, store) -> tuple[int, str]:
-    _, answer = http(master, "GET", f"/api/v1/segments/status?segment={store.get_hostname()}")
+    _, answer = master.ask("GET", f"/api/v1/segments/status?segment={store.get_hostname()}")
     return answer["status"], answer["status_name"]
 
 
@@ -128,12 +113,12 @@ def test_what_can_be_asked(master, make_store):
         ({"segments": ["none:1"]}, 404, -101),
         ({"segments": [name], "target_segments": ["none:1"]}, 404, -101),
     ):
-        got, answer = http(master, "POST", route, body)
+        got, answer = master.ask("POST", route, body)
         assert (got, answer["success"], answer["error_code"]) == (status, False, code), body
     job = drain(master, name, target_segments=[b.get_hostname()], max_concurrency=1)
     assert end_of(master, job)["status_name"] == "SUCCEEDED"
-    assert http(master, "POST", route, {"segments": [name]})[1]["error_code"] == -1010
-    status, answer = http(master, "POST", f"{route}/cancel?job_id={job}")
+    assert master.ask("POST", route, {"segments": [name]})[1]["error_code"] == -1010
+    status, answer = master.ask("POST", f"{route}/cancel?job_id={job}")
     assert (status, answer["error_code"]) == (409, -1010)
     task = a.put("k", b"v"), a.create_copy_task("k", [name])
     assert task == (0, ((0, 0), -1010))
@@ -148,7 +133,7 @@ def test_a_canceled_segment_serves_again(master, make_store, reader):
     job = drain(master, a.get_hostname(), max_concurrency=2)
     wait_until(lambda: state(master, job)["active_units"] == 2, what="the first moves")
     assert status_of(master, a) == (2, "DRAINING")
-    status, answer = http(master, "POST", f"/api/v1/drain_jobs/cancel?job_id={job}")
+    status, answer = master.ask("POST", f"/api/v1/drain_jobs/cancel?job_id={job}")
     assert (status, answer) == (
         200,
         {"success": True, "job_id": job, "status": "CANCELED", "error_code": 0, "error_message": ""},

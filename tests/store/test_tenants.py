@@ -1,12 +1,9 @@
 """Tenants of a real master: names that are private, quotas that hold, and what an operator may do about both."""
 
 import ctypes
-import json
 import statistics
 import threading
 import time
-import urllib.error
-import urllib.request
 
 import pytest
 import yaml
@@ -18,18 +15,6 @@ from tests.processes import BIN, free_port, wait_until
 
 MIB = 1 << 20
 KIB = 1 << 10
-
-
-def http(master, method: str, path: str, body: object = None):
-    """(status, decoded JSON) of an admin route."""
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(f"http://{master.host}:{master.metrics_port}{path}", data=data, method=method)
-    try:
-        with urllib.request.urlopen(request, timeout=5) as answer:
-            return answer.status, json.loads(answer.read())
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.loads(error.read())
 
 
 @pytest.fixture
@@ -153,7 +138,7 @@ def test_a_quota_holds_and_its_own_values_make_room(tenants, pool, join):
     assert a.put("kept", bytes(2 * MIB)) == 0
     for i in range(40):  # five times what it may have
         assert b.put(f"k{i}", value) == 0, i
-    status, answer = http(tenants, "GET", "/api/v1/tenant_quotas?tenant_id=b")
+    status, answer = tenants.ask("GET", "/api/v1/tenant_quotas?tenant_id=b")
     assert (status, answer["success"]) == (200, True)
     assert answer["data"]["requested_quota_bytes"] == answer["data"]["effective_quota_bytes"] == 8 * MIB
     assert answer["data"]["used_bytes"] == answer["data"]["committed_count"] * MIB <= 8 * MIB
@@ -225,7 +210,7 @@ def test_a_new_master_knows_whose_values_they_are(tenants, pool, join):
     wait_until(lambda: b.get("k") == b"of b", what="the value of b")
     assert b.get("in a group") == b"too"
     assert a.is_exist("in a group") == 0
-    status, answer = http(tenants, "GET", "/api/v1/tenant_quotas")
+    status, answer = tenants.ask("GET", "/api/v1/tenant_quotas")
     assert status == 200
     assert {each["tenant_id"]: each["committed_count"] for each in answer["data"]} == {"a": 1, "b": 2, "default": 0}
 
@@ -240,9 +225,9 @@ def test_a_drained_segment_and_a_new_master(tenants, pool, join):
     for store, value in ((a, b"a" * MIB), (b, b"b" * MIB)):
         assert store.put("k", value, config) == 0
     name = pool.get_hostname()
-    job = http(tenants, "POST", "/api/v1/drain_jobs", {"segments": [name]})[1]["job_id"]
+    job = tenants.ask("POST", "/api/v1/drain_jobs", {"segments": [name]})[1]["job_id"]
     query = f"/api/v1/drain_jobs/query?job_id={job}"
-    wait_until(lambda: http(tenants, "GET", query)[1]["status_name"] == "SUCCEEDED", 20, "the job")
+    wait_until(lambda: tenants.ask("GET", query)[1]["status_name"] == "SUCCEEDED", 20, "the job")
     tenants.kill()
     tenants.start()
     pool.close()
@@ -274,40 +259,40 @@ def test_switching_tenants_off_or_on_starts_with_an_empty_pool(tenants, pool, jo
 
 def test_routes_about_quotas(tenants, pool, join, policy):
     route = "/api/v1/tenant_quotas"
-    assert http(tenants, "GET", f"{route}?tenant_id=none") == (
+    assert tenants.ask("GET", f"{route}?tenant_id=none") == (
         404,
         {"success": False, "error_code": -704, "error_message": "OBJECT_NOT_FOUND"},
     )
-    status, answer = http(tenants, "PUT", f"{route}?tenant_id=new", {"requested_quota_bytes": MIB})
+    status, answer = tenants.ask("PUT", f"{route}?tenant_id=new", {"requested_quota_bytes": MIB})
     assert (status, answer["data"]["requested_quota_bytes"], answer["data"]["used_bytes"]) == (200, MIB, 0)
     assert yaml.safe_load(policy.read_text())["tenants"][-1] == {"name": "new", "quota": MIB}
     new = join("new")
     assert new.put("k", b"v") == 0
-    assert http(tenants, "DELETE", f"{route}?tenant_id=new") == (
+    assert tenants.ask("DELETE", f"{route}?tenant_id=new") == (
         409,
         {"success": False, "error_code": -1702, "error_message": "TENANT_NOT_EMPTY"},
     )
-    assert http(tenants, "POST", "/api/v1/remove_all?force=true&tenant_id=a") == (
+    assert tenants.ask("POST", "/api/v1/remove_all?force=true&tenant_id=a") == (
         200,
         {"success": True, "removed_count": 0},
     )
-    assert http(tenants, "POST", "/api/v1/remove_all?force=true&tenant_id=new") == (
+    assert tenants.ask("POST", "/api/v1/remove_all?force=true&tenant_id=new") == (
         200,
         {"success": True, "removed_count": 1},
     )
-    assert http(tenants, "DELETE", f"{route}?tenant_id=new")[0] == 200
-    assert http(tenants, "DELETE", f"{route}?tenant_id=new") == (200, {"success": True, "data": None})
+    assert tenants.ask("DELETE", f"{route}?tenant_id=new")[0] == 200
+    assert tenants.ask("DELETE", f"{route}?tenant_id=new") == (200, {"success": True, "data": None})
     assert [each["name"] for each in yaml.safe_load(policy.read_text())["tenants"]] == ["a", "b", "default"]
     assert new.put("k", b"v") == -1701
     for name, body in (("a", {"requested_quota_bytes": 0}), ("_a", {"requested_quota_bytes": 1}), ("a", {}), ("", {})):
-        status, answer = http(tenants, "PUT", f"{route}?tenant_id={name}", body)
+        status, answer = tenants.ask("PUT", f"{route}?tenant_id={name}", body)
         assert (status, answer["error_code"]) == (400, -600), (name, body)
     a = join("a")
     for i in range(12):
         assert a.put(f"k{i}", bytes(MIB)) == 0
-    http(tenants, "PUT", f"{route}?tenant_id=a", {"requested_quota_bytes": 4 * MIB})
+    tenants.ask("PUT", f"{route}?tenant_id=a", {"requested_quota_bytes": 4 * MIB})
     wait_until(
-        lambda: http(tenants, "GET", f"{route}?tenant_id=a")[1]["data"]["over_quota"] is False, 20, "the smaller quota"
+        lambda: tenants.ask("GET", f"{route}?tenant_id=a")[1]["data"]["over_quota"] is False, 20, "the smaller quota"
     )
 
 
@@ -317,19 +302,17 @@ def test_admin_routes_look_at_one_tenant(tenants, pool, join):
     assert default.put("d", b"v") == 0
     assert tenants.get("/get_all_keys").split("\n")[:-1] == ["d"]
     assert tenants.get("/get_all_keys?tenant_id=a").split("\n")[:-1] == ["of a"]
-    assert http(tenants, "GET", "/query_key?key=of%20a")[0] == 404
-    assert http(tenants, "GET", "/query_key?key=d&tenant_id=_a")[0] == 400
-    assert http(tenants, "POST", "/api/v1/remove_all?tenant_id=")[1]["error_code"] == -600
-    assert http(tenants, "GET", "/query_key?key=of%20a&tenant_id=a")[1]["data"][0]["size_"] == 1
-    assert http(tenants, "GET", "/batch_query_keys?keys=d&tenant_id=a")[1]["data"]["d"]["ok"] is False
+    assert tenants.ask("GET", "/query_key?key=of%20a")[0] == 404
+    assert tenants.ask("GET", "/query_key?key=d&tenant_id=_a")[0] == 400
+    assert tenants.ask("POST", "/api/v1/remove_all?tenant_id=")[1]["error_code"] == -600
+    assert tenants.ask("GET", "/query_key?key=of%20a&tenant_id=a")[1]["data"][0]["size_"] == 1
+    assert tenants.ask("GET", "/batch_query_keys?keys=d&tenant_id=a")[1]["data"]["d"]["ok"] is False
 
 
 @pytest.mark.slow
 def test_quotas_that_exceed_the_pool_are_cut(tenants, pool, join):
-    http(
-        tenants, "PUT", "/api/v1/tenant_quotas?tenant_id=a", {"requested_quota_bytes": 116 * MIB}
-    )  # 128 with the others
-    answer = http(tenants, "GET", "/api/v1/tenant_quotas")[1]["data"]
+    tenants.ask("PUT", "/api/v1/tenant_quotas?tenant_id=a", {"requested_quota_bytes": 116 * MIB})  # 128 with the others
+    answer = tenants.ask("GET", "/api/v1/tenant_quotas")[1]["data"]
     assert {each["tenant_id"]: each["effective_quota_bytes"] for each in answer} == {
         "a": 58 * MIB,
         "b": 4 * MIB,
@@ -354,7 +337,7 @@ def test_values_on_disk(make_master, policy, cleanup, tmp_path, join):
         wait_until(lambda k=key, v=value: b.put(k, v) == 0, 20, f"a put of {key}")
     wait_until(lambda: master.metric("mooncake_offload_queue") == 0, what="the writes")
     assert all(b.get(key) == value for key, value in values.items())  # 24 MB, of which 8 MB are in memory
-    assert http(master, "GET", "/api/v1/tenant_quotas?tenant_id=b")[1]["data"]["used_bytes"] <= 8 * MIB
+    assert master.ask("GET", "/api/v1/tenant_quotas?tenant_id=b")[1]["data"]["used_bytes"] <= 8 * MIB
     master.kill()
     master.start()
     wait_until(lambda: b.get("k0") == values["k0"] and b.get("k23") == values["k23"], 20, "the values of b")
@@ -407,10 +390,10 @@ def test_quotas_in_etcd(make_master, cleanup, tmp_path):
         f"--tenant_quota_connector_uri=etcd://127.0.0.1:{service.port}",
     )  # fmt: skip
     master = make_master(*flags)
-    assert http(master, "PUT", "/api/v1/tenant_quotas?tenant_id=a", {"requested_quota_bytes": MIB})[0] == 200
+    assert master.ask("PUT", "/api/v1/tenant_quotas?tenant_id=a", {"requested_quota_bytes": MIB})[0] == 200
     master.kill()
     master.start()
-    status, answer = http(master, "GET", "/api/v1/tenant_quotas")
+    status, answer = master.ask("GET", "/api/v1/tenant_quotas")
     assert (status, [each["requested_quota_bytes"] for each in answer["data"]]) == (200, [MIB])
     assert (
         service.backend().get("mooncake-store/c1/tenant_quota_policy")
