@@ -111,7 +111,8 @@ class Table:
 
     @property
     def slots(self) -> int:
-        return int(_HEADER.unpack_from(self._memory, 0)[4])
+        """Whoever maps the table can write anything there: not more than there is memory for."""
+        return min(int(_HEADER.unpack_from(self._memory, 0)[4]), (len(self._memory) - HEADER_SIZE) // SLOT_SIZE)
 
     @property
     def term(self) -> int:
@@ -219,13 +220,17 @@ class Table:
         return SlotView(slots, state, term, seq, writer, body)
 
     def _gather(self, raw: bytes, slots: list[int], length: int, follow: int) -> bytes:
-        """The whole record that starts with `raw`; `slots` grows by those that it takes."""
-        memory = self._memory
+        """The whole record that starts with `raw`; `slots` grows by those that it takes.  Empty if they are none."""
+        memory, total = self._memory, self.slots
         while len(raw) < length and follow and len(slots) <= length // SLOT_ROOM:
+            if follow > total:
+                return b""
             slots.append(follow - 1)
             base = HEADER_SIZE + (follow - 1) * SLOT_SIZE
             raw += bytes(memory[base + SLOT_HEADER : base + SLOT_HEADER + min(length - len(raw), SLOT_ROOM)])
             follow = _SLOT.unpack_from(memory, base)[5]
+        if follow > total:
+            return b""
         if follow:
             slots.append(follow - 1)
         return raw
