@@ -13,6 +13,7 @@ import pytest
 from mooncake.errors import StoreError
 from mooncake.rpc import frame
 from mooncake.rpc import messages as m
+from mooncake.rpc.data_messages import Write, WriteRecord
 from mooncake.rpc.message import Message
 from mooncake.rpc.messages import KINDS, encode
 from tests.faults.test_descriptors import descriptors, threads
@@ -201,8 +202,8 @@ def test_a_write_that_cannot_be_recorded_ends_its_stream_only(master, make_worke
     asking = greeted(master.port)
     (info,) = segments(asking, "theirs")
     host, _, number = info.tcp.rpartition(":")
-    record = m.WriteRecord([40_000], seq, m.Body(key, 256, [8 * MIB, 256]))
-    request = frame.pack(KINDS[m.Write], 0, 1, encode(m.Write(info.segment, asking.term, [record])))
+    record = WriteRecord([40_000], seq, m.Body(key, 256, [8 * MIB, 256]))
+    request = frame.pack(KINDS[m.Write], 0, 1, encode(Write(info.segment, asking.term, [record])))
     say((host, int(number)), [request + b"w" * 256], b"")
     assert owner("result = store.get('theirs') == b't' * 5000")
     asking.close()

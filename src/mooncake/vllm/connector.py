@@ -62,6 +62,7 @@ class MooncakeStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[m
                 kv_cache_config.num_blocks,
                 world,
                 saves=transfer.kv_role != "kv_consumer",
+                resumes=versions.computes_behind_a_prefix(vllm_config),
             )
             worth = Worth() if settings.decline_slow_loads else None
             events = vllm_config.kv_events_config

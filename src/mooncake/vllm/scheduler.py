@@ -54,8 +54,10 @@ class _Request:
 
 class SchedulerHalf:
     def __init__(
-        self, settings: Settings, lookups: Lookups, groups: Groups, num_blocks: int, workers: int, *, saves: bool
-    ) -> None:
+        self, settings: Settings, lookups: Lookups, groups: Groups, num_blocks: int, workers: int, *, saves: bool,
+        resumes: bool = True,
+    ) -> None:  # fmt: skip
+        """`resumes`: whether the rest of a prompt can be computed behind what was loaded; else nothing is."""
         self._budget = settings.lookup_budget_ms / 1e3
         self._lookups = lookups
         self._groups = groups
@@ -63,6 +65,7 @@ class SchedulerHalf:
         self._num_blocks = num_blocks
         self._workers = workers
         self._saves = saves
+        self._resumes = resumes
         self._heads: dict[int, list[list[str]]] = {}
         self._needs: list[Need] = []  # what a lookup asks for, once all heads are known
         self._requests: dict[str, _Request] = {}
@@ -89,6 +92,8 @@ class SchedulerHalf:
         if state is None:
             state = self._requests[request.request_id] = _Request(request, len(self._groups.all))
         state.offer = None
+        if not self._resumes:
+            return 0, False
         if state.displaced:
             state.displaced = False
             return None, False  # once: so it goes to the other queue, and does not keep out those that hold blocks

@@ -54,6 +54,25 @@ def saves_states() -> bool:
     return "kv_connector_block_state" in SchedulerOutput.__dataclass_fields__
 
 
+def computes_behind_a_prefix(config: Any) -> bool:
+    """Whether the rest of a prompt can be computed behind tokens that were loaded; said in the log if not.
+
+    On CPUs without AMX vLLM cannot for models with one latent head (MLA).  It turns chunked prefill and prefix caching
+    off for them, and the kernel does not attend to what is loaded all the same: the answer would be another one.
+    """
+    from vllm.platforms import current_platform
+
+    if not (current_platform.is_cpu() and config.model_config.use_mla):
+        return True
+    if config.scheduler_config.enable_chunked_prefill:
+        return True
+    logger.warning(
+        "Nothing is loaded from other instances: on this CPU vLLM computes prompts of models with one latent head "
+        "(MLA) only as a whole"
+    )
+    return False
+
+
 def hit_source(name: str = "HOST") -> Any:
     """What vLLM's metrics shall call what a connector brings (HOST: from the pool); None where it does not ask."""
     try:

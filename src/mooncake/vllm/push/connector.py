@@ -35,7 +35,8 @@ class MooncakeConnector(KVConnectorBase_V1):  # type: ignore[misc]  # vLLM is no
         self._planner: Planner | None = None
         self._worker: Worker | None = None
         if role == KVConnectorRole.SCHEDULER:
-            self._planner = Planner(vllm_config.cache_config.block_size, hands=hands, pulls=pulls)
+            resumes = versions.computes_behind_a_prefix(vllm_config)
+            self._planner = Planner(vllm_config.cache_config.block_size, hands=hands, pulls=pulls, resumes=resumes)
         else:
             site = site_of(vllm_config, kv_cache_config, versions.own_address())
             self._worker = Worker(settings, site, self._tally, hands=hands, pulls=pulls)

@@ -47,9 +47,11 @@ class _Handing:
 
 
 class Planner:
-    def __init__(self, block_size: int, *, hands: bool, pulls: bool) -> None:
-        """`block_size` in tokens; `hands`, `pulls`: what this role does."""
+    def __init__(self, block_size: int, *, hands: bool, pulls: bool, resumes: bool = True) -> None:
+        """`block_size` in tokens; `hands`, `pulls`: what this role does; `resumes`: whether the rest of a prompt can be
+        computed behind what came of it; else nothing is pulled."""
         self._block_size = block_size
+        self._resumes = resumes
         self._hands, self._pulls = hands, pulls
         self._plan = PushPlan()  # of the step that is being scheduled
         self._tables = BlockTables(1)
@@ -64,6 +66,8 @@ class Planner:
         """(tokens that come from prefill beyond the first `local`, whether between steps)."""
         params = request.kv_transfer_params
         if not params or not params.get("do_remote_prefill") or not self._can_pull(request, params):
+            return 0, False
+        if not self._resumes:
             return 0, False
         return max(0, request.num_prompt_tokens - local), request.num_prompt_tokens > local
 
