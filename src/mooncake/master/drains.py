@@ -339,8 +339,8 @@ class Drains:
         job.message = message
         self._active.remove(job)
         for segment in job.segments:
-            segment.draining = segment.mounted and status == SUCCEEDED
-            segment.drained = segment.draining
+            segment.drained = segment.mounted and status == SUCCEEDED
+            segment.draining = segment.drained or segment.retiring
         job.segments = []
         job.waiting.clear()
         job.moving.clear()
