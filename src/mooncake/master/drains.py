@@ -251,7 +251,8 @@ class Drains:
         other will do."""
         moved = next(replica for replica in replicas(obj) if any(part.segment is source for part in replica))
         size = sum(part.taken for part in moved)
-        holds = {part.segment.name for part in parts(obj)}
+        stay = [replica for replica in replicas(obj) if all(part.segment.name != source.name for part in replica)]
+        holds = {part.segment.name for replica in stay for part in replica}
         best: tuple[bool, int, str] | None = None
         for segment in self._pool.placeable:
             name = segment.name
