@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from mooncake.master import drains
 from mooncake.master.drains import SUCCEEDED
 from mooncake.master.objects import parts
 from mooncake.rpc.messages import PutOptions
@@ -57,6 +60,18 @@ def test_a_value_in_two_segments_is_drained_into_the_other() -> None:
     assert job.status == SUCCEEDED
     assert job.moved == 1
     assert where(world, "k") == {"h2:2"}
+
+
+def test_a_drain_knows_a_bounded_number_of_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is a few objects for the garbage collector, which holds the loop."""
+    monkeypatch.setattr(drains, "_KNOWN_AT_ONCE", 10, raising=False)
+    world = World(("h1", 64 * KIB), ("h2", 64 * KIB))
+    assert world.put([f"k{i}" for i in range(45)], KIB, PutOptions(preferred=["h1:1"])) == [0] * 45
+    job = world.directory.drains.create(["h1:1"], [], 4)
+    for _ in range(40):
+        go_on(world, 0.1)
+        assert len(job.known) <= 10
+    assert (job.status, job.moved, len(job.given_up)) == (SUCCEEDED, 45, 0)
 
 
 def test_a_segment_that_retires_while_it_is_drained_gets_nothing_new() -> None:
