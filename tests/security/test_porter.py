@@ -1,6 +1,7 @@
 """The porter and its anteroom: whatever visitors do, and whatever becomes of them, nothing is left and nobody waits."""
 
 import contextlib
+import gc
 import os
 import select
 import socket
@@ -10,7 +11,7 @@ import urllib.request
 
 import pytest
 
-from mooncake.engine import RpcInterface
+from mooncake.engine import RpcInterface, TransferEngine
 from mooncake.rpc import porter as porters
 from mooncake.rpc.client import Connection
 from mooncake.rpc.messages import PROTOCOL, Hello, Welcome
@@ -146,3 +147,23 @@ def test_a_header_that_is_no_text_is_refused_as_others_are(master):
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(asked, timeout=30)
     assert refused.value.code == 401
+
+
+def test_a_bad_secret_leaves_nothing_open(monkeypatch):
+    monkeypatch.setenv("MOONCAKE_AUTH_TOKEN", "short")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server = RpcInterface()
+    assert server.initialize_server(f"127.0.0.1:{port}", 2)
+
+    def fail() -> None:
+        assert TransferEngine().initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == -1
+        assert not server.start_server_async()
+
+    fail()
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        fail()
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -41,7 +41,8 @@ class RpcServer:
         limit: float,
         deliver: Callable[[ReceivedData | ReceivedTensor], bool],
     ) -> None:
-        """Listen.  Raises OSError."""
+        """Listen.  Raises OSError, ConfigError."""
+        secret = read_secret()
         host, port = address
         family, *_, where = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         self._listener = socket.create_server(where[:2], family=family, backlog=128)
@@ -53,7 +54,6 @@ class RpcServer:
         self._streams: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._stopped = threading.Event()
-        secret = read_secret()
         self._porter = None if secret is None else Porter(secret, _welcome, self._start, self._open.release)
         threading.Thread(target=self._accept, name="mooncake-rpc-accept", daemon=True).start()
 
