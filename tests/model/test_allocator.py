@@ -209,3 +209,13 @@ def test_a_whole_segment_in_pieces() -> None:
     assert pieces is not None
     assert sum(pieces[1::2]) == 32 * PAGE
     assert allocator.free == 0
+
+
+def test_slots_that_look_like_a_row_are_one() -> None:
+    """Who has first and last slot, and how many, takes them for a row if that fits."""
+    slots = Slots(8)
+    taken = [slots.take(1) for _ in range(8)]
+    for slot in (6, 1, 4):
+        assert taken[slot] == [slot]
+        slots.give([slot])
+    assert slots.take(3) == [1, 4, 6]

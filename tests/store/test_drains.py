@@ -101,6 +101,20 @@ def test_everything_moves_and_the_segment_can_go(master, make_store, reader):
     assert status_of(master, b) == (1, "OK")
 
 
+def test_a_value_with_parts_in_both_segments(master, make_store, reader):
+    """Of two segments the one can be drained though the other has a part of the value already."""
+    a, b = make_store(segment=32 * MIB), make_store(segment=32 * MIB)
+    for segment, key in ((a, "in-a"), (b, "in-b")):
+        put_in(reader, segment, key, bytes(24 * MIB), with_hard_pin=True)
+    value = os.urandom(12 * MIB)
+    assert reader.put("k", value) == 0  # fits neither
+    assert [reader.remove(key, True) for key in ("in-a", "in-b")] == [0, 0]
+    done = end_of(master, drain(master, a.get_hostname()))
+    assert (done["status_name"], done["succeeded_units"], done["migrated_bytes"]) == ("SUCCEEDED", 1, 12 * MIB)
+    a.close()
+    assert reader.get("k") == value
+
+
 def test_what_can_be_asked(master, make_store):
     a, b = make_store(segment=16 * MIB), make_store(segment=16 * MIB)
     route, name = "/api/v1/drain_jobs", a.get_hostname()

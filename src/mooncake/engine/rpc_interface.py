@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from mooncake.engine.received import ANSWER, LARGEST_PAYLOAD, MAGIC, PREFIX, Head, ReceivedData, ReceivedTensor
+from mooncake.errors import ConfigError
 
 if TYPE_CHECKING:
     from mooncake.engine.rpc_server import RpcServer
@@ -125,6 +126,9 @@ class RpcInterface:
                 self._server = RpcServer(address, threads, self._limit, self._callbacks.deliver)
             except OSError as error:
                 logger.error("RpcInterface: cannot listen on %s:%d (%s)", *address, error.strerror or error)
+                return False
+            except ConfigError as error:
+                logger.error("RpcInterface: %s", error)
                 return False
         return True
 

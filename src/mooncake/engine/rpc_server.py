@@ -41,7 +41,8 @@ class RpcServer:
         limit: float,
         deliver: Callable[[ReceivedData | ReceivedTensor], bool],
     ) -> None:
-        """Listen.  Raises OSError."""
+        """Listen.  Raises OSError, ConfigError."""
+        secret = read_secret()
         host, port = address
         family, *_, where = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         self._listener = socket.create_server(where[:2], family=family, backlog=128)
@@ -53,7 +54,6 @@ class RpcServer:
         self._streams: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._stopped = threading.Event()
-        secret = read_secret()
         self._porter = None if secret is None else Porter(secret, _welcome, self._start, self._open.release)
         threading.Thread(target=self._accept, name="mooncake-rpc-accept", daemon=True).start()
 
@@ -100,7 +100,11 @@ class RpcServer:
         with self._lock:
             self._streams.add(stream)
         source = join_host(peer[0], peer[1])
-        threading.Thread(target=self._serve, args=(stream, source), name="mooncake-rpc", daemon=True).start()
+        try:
+            threading.Thread(target=self._serve, args=(stream, source), name="mooncake-rpc", daemon=True).start()
+        except RuntimeError as error:
+            logger.warning("RpcInterface: no thread for a connection: %s", error)
+            self._let_go(stream)
 
     def _serve(self, stream: socket.socket, source: str) -> None:
         try:
@@ -114,10 +118,13 @@ class RpcServer:
             if not isinstance(error, EOFError) and not self._stopped.is_set():
                 logger.warning("RpcInterface: the connection of %s ended: %s", source, error)
         finally:
-            with self._lock:
-                self._streams.discard(stream)
-            stream.close()
-            self._open.release()
+            self._let_go(stream)
+
+    def _let_go(self, stream: socket.socket) -> None:
+        with self._lock:
+            self._streams.discard(stream)
+        stream.close()
+        self._open.release()
 
     def _receive(self, stream: socket.socket, source: str) -> ReceivedData | ReceivedTensor:
         magic, length = PREFIX.unpack(_exactly(stream, PREFIX.size))

@@ -418,7 +418,7 @@ class Directory:
 
     def retire(self, segment: Segment, now: float) -> None:
         """Nothing new is placed in it; what is there stays readable until it is unmounted."""
-        segment.draining = True
+        segment.draining = segment.retiring = True
         self.pool.refresh(now)
 
     def unmount_disk(self, segment: Segment, now: float) -> None:

@@ -35,11 +35,12 @@ STATES = ("CREATED", "PLANNING", "RUNNING", "SUCCEEDED", "FAILED", "CANCELED")
 _TRIES = 3
 _PAUSES_S = (0.1, 0.5, 1.0)  # before a value is tried again: eviction may have made room
 _LOOK_AGAIN_S = 0.5
+_KNOWN_AT_ONCE = 10_000  # values; the garbage collector looks at all that are known while it holds the loop
 _REMEMBERED = 1000
 _STEPS_AT_ONCE = 32  # values looked at in one step
 
 
-class _Unit(msgspec.Struct, eq=False):
+class _Unit(msgspec.Struct, eq=False, gc=False):
     """One value that has to leave.  `task`: its move; None while it is being written to disk or waits."""
 
     key: str
@@ -181,10 +182,12 @@ class Drains:
         self._background.append(self._scan(job))
 
     def _scan(self, job: Job) -> Iterator[None]:
-        """Find the values that are there, in steps."""
+        """Find values that are there, in steps: all of them, or as many as shall be known at once."""
         gone, found = set(job.segments), 0
         for some in self._catalog.objects.slices():
             for obj in some:
+                if len(job.known) >= _KNOWN_AT_ONCE:
+                    break
                 flat = obj.segment
                 there = flat in gone or (flat is None and any(part.segment in gone for part in parts(obj)))
                 if there and obj.key not in job.known and obj.key not in job.given_up:
@@ -193,10 +196,12 @@ class Drains:
                     job.waiting.append(_Unit(obj.key, avoided=[]))
             if job.ended:
                 return
+            if len(job.known) >= _KNOWN_AT_ONCE:
+                break
             yield
         job.found = found
         job.scanning = False
-        job.look_at = self._clock() + _LOOK_AGAIN_S
+        job.look_at = self._clock() + (0.0 if len(job.known) >= _KNOWN_AT_ONCE else _LOOK_AGAIN_S)
         if job.status == PLANNING:
             self._set(job, RUNNING)
 
@@ -251,7 +256,8 @@ class Drains:
         other will do."""
         moved = next(replica for replica in replicas(obj) if any(part.segment is source for part in replica))
         size = sum(part.taken for part in moved)
-        holds = {part.segment.name for part in parts(obj)}
+        stay = [replica for replica in replicas(obj) if all(part.segment.name != source.name for part in replica)]
+        holds = {part.segment.name for replica in stay for part in replica}
         best: tuple[bool, int, str] | None = None
         for segment in self._pool.placeable:
             name = segment.name
@@ -339,8 +345,8 @@ class Drains:
         job.message = message
         self._active.remove(job)
         for segment in job.segments:
-            segment.draining = segment.mounted and status == SUCCEEDED
-            segment.drained = segment.draining
+            segment.drained = segment.mounted and status == SUCCEEDED
+            segment.draining = segment.drained or segment.retiring
         job.segments = []
         job.waiting.clear()
         job.moving.clear()

@@ -59,7 +59,7 @@ class Segment:
     __slots__ = (
         "allocator", "announced", "client", "coming", "deadline", "doomed", "drained", "draining", "filled",
         "first_seq", "heard", "host", "info", "leaving", "mounted", "name", "number", "old_until", "orders", "outbox",
-        "parked", "quarantined", "send", "size", "slots", "term", "tier",
+        "parked", "quarantined", "retiring", "send", "size", "slots", "term", "tier",
     )  # fmt: skip
 
     def __init__(self, info: SegmentInfo, term: int, now: float, known: bool) -> None:
@@ -74,6 +74,7 @@ class Segment:
         self.filled = known  # and it is known what is free
         self.draining = False  # gets nothing new (see drains)
         self.drained = False  # and is empty
+        self.retiring = False  # is to go, whatever becomes of a drain job
         self.first_seq = 0  # records with a lower one are from before this mount,
         self.old_until = now  # and may be read until then by readers that we do not know
         self.heard = now

@@ -30,7 +30,7 @@ class Slots:
         self._known = total if known else 0
 
     def take(self, count: int) -> list[int] | None:
-        """`count` slots, in a row if possible; None if so many are not free."""
+        """`count` slots in ascending order, in a row if possible; None if so many are not free."""
         runs = self._runs.get(count)
         if runs:
             first = runs.pop()
@@ -55,6 +55,7 @@ class Slots:
             if need < length:
                 self._keep(first + need, length - need)
         self.used += count
+        found.sort()  # only then the ends and the count of slots tell whether they are a row
         return found
 
     def give(self, slots: Sequence[int]) -> None:

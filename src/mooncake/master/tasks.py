@@ -224,7 +224,12 @@ class Tasks:
             else:
                 self._retry(task, ErrorCode.REPLICA_NOT_FOUND, now)
             return
-        there = [replica for replica in replicas(obj) if is_mounted(replica)]
+        # (A replica with parts in both segments of a move does not stay.)
+        there = [
+            replica
+            for replica in replicas(obj)
+            if is_mounted(replica) and not (task.source and _lies_in(replica, task.source))
+        ]
         lacking = [name for name in task.targets if not any(_lies_in(replica, name) for replica in there)]
         size = sum(part.taken for part in source) * len(lacking)
         if task.type == COPY and not self._catalog.has_room(obj, size):

@@ -31,7 +31,6 @@ class _Visitor:
         self.reader = frame.FrameReader(MOST_BYTES)
         self.until = time.monotonic() + LIMIT
         self.ticket = 0
-        self.unwanted = False
 
 
 class Porter:
@@ -75,6 +74,16 @@ class Porter:
             self._stopped = True
             os.write(self._wake_write, b"x")
 
+    def abandon(self) -> None:
+        """Close every descriptor of ours, nothing else: after a fork, in the child."""
+        self._stopped = True
+        self._selector.close()
+        for visitor in [*self._visitors.values(), *self._new]:
+            visitor.stream.close()
+        for fd in (self._wake_read, self._wake_write):
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
     def _run(self) -> None:
         swept = time.monotonic()
         while not self._stopped:
@@ -90,7 +99,7 @@ class Porter:
             now = time.monotonic()
             if now > swept + _SWEEP:
                 swept = now
-                for visitor in [one for one in self._visitors.values() if one.unwanted or now > one.until]:
+                for visitor in [one for one in self._visitors.values() if now > one.until]:
                     self._send_away(visitor)
         for visitor in [*self._visitors.values(), *self._new]:
             self._send_away(visitor)
@@ -100,11 +109,7 @@ class Porter:
 
     def _let_in(self, visitor: _Visitor) -> None:
         self._visitors[visitor.stream] = visitor
-
-        def make_room() -> None:
-            visitor.unwanted = True
-
-        visitor.ticket = self._anteroom.enter(make_room)
+        visitor.ticket = self._anteroom.enter(lambda: self._send_away(visitor))
         try:
             visitor.stream.setblocking(False)
             self._selector.register(visitor.stream, selectors.EVENT_READ, visitor)
@@ -114,7 +119,7 @@ class Porter:
     def _hear(self, visitor: _Visitor) -> None:
         try:
             data = visitor.stream.recv(MOST_BYTES)
-            if not data or visitor.unwanted:
+            if not data:
                 raise EOFError
             for got in visitor.reader.feed(data):
                 self._answer(visitor, got)

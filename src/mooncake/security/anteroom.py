@@ -7,6 +7,7 @@ strangers push out each other.
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from itertools import count
 
 MOST = 256
 LIMIT = 5.0  # seconds
@@ -16,13 +17,14 @@ class Anteroom:
     def __init__(self, most: int = MOST) -> None:
         self._most = most
         self._waiting: OrderedDict[int, Callable[[], object]] = OrderedDict()
+        self._tickets = count(1)
         self._lock = threading.Lock()
 
     def enter(self, close: Callable[[], object]) -> int:
         """A ticket; `close` is called if others need the place."""
-        ticket = id(close)
         pushed_out = None
         with self._lock:
+            ticket = next(self._tickets)
             self._waiting[ticket] = close
             if len(self._waiting) > self._most:
                 _, pushed_out = self._waiting.popitem(last=False)

@@ -45,7 +45,9 @@ class Secret:
     def is_told_by(self, authorization: str) -> bool:
         """Whether an HTTP Authorization header has it ("Bearer …")."""
         scheme, _, token = authorization.partition(" ")
-        return scheme.lower() == "bearer" and hmac.compare_digest(token.strip().encode(), self._key)
+        return scheme.lower() == "bearer" and hmac.compare_digest(
+            token.strip().encode(errors="surrogateescape"), self._key
+        )
 
     def header(self) -> dict[str, str]:
         """The header that tells it, for HTTP."""

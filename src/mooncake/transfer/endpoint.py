@@ -114,11 +114,16 @@ class Endpoint:
         give_up = time.monotonic() + 1
         while self._threads and time.monotonic() < give_up and not self._is_one_of_ours():
             time.sleep(0.001)
-        self.abandon()
+        self._let_go()
 
     def abandon(self) -> None:
         """Close every descriptor of ours, nothing else: after a fork, in the child."""
         self._closed = True
+        if self._porter is not None:
+            self._porter.abandon()
+        self._let_go()
+
+    def _let_go(self) -> None:
         self._listener.close()
         for stream in self._streams.values():
             stream.close()

@@ -99,7 +99,8 @@ def _dead_records(directory: Directory) -> Iterator[DeadRecords]:
     tombstones = directory.tombstones
     for owners in (tombstones.undelivered, _former(directory).owners):
         for owner, records in list(owners.items()):
-            yield from _in_parts(owner, dict(islice(records.items(), _MOST_RECORDS)))
+            slots = list(islice(records, _MOST_RECORDS))  # (a dict of them would hold the loop for long)
+            yield from _in_parts(owner, slots, list(islice(records.values(), _MOST_RECORDS)))
     for segment in list(directory.pool.segments.values()):
         slots = list(islice(segment.doomed, _MOST_RECORDS))
         yield DeadRecords(segment.number, [], [])
@@ -108,11 +109,12 @@ def _dead_records(directory: Directory) -> Iterator[DeadRecords]:
             known = {slot: one.seq for slot, one in doomed if one is not None}
             yield DeadRecords(segment.number, list(known), list(known.values()))
         if segment.tier is not None:
-            yield from _in_parts(segment.tier.number, {seq: seq for seq in segment.tier.dropping})
+            dropping = list(segment.tier.dropping)
+            yield from _in_parts(segment.tier.number, dropping, dropping)
 
 
-def _in_parts(owner: int, records: dict[int, int]) -> Iterator[DeadRecords]:
-    slots, seqs = list(records), list(records.values())
+def _in_parts(owner: int, slots: list[int], seqs: list[int]) -> Iterator[DeadRecords]:
+    yield DeadRecords(owner, [], [])
     for at in range(0, len(slots), _SEQS):
         yield DeadRecords(owner, slots[at : at + _SEQS], seqs[at : at + _SEQS])
 

@@ -14,7 +14,7 @@ from collections import deque
 from mooncake.errors import ErrorCode
 from mooncake.master.config import MasterConfig
 from mooncake.master.counters import Counters
-from mooncake.master.granting import EVICT_AT_ONCE, Granting, Wish
+from mooncake.master.granting import SERVED_AT_ONCE, Granting, Wish
 from mooncake.master.membership import Client
 from mooncake.master.objects import Replica, granules
 from mooncake.master.pool import Pool
@@ -25,6 +25,7 @@ from mooncake.master.tenants.registry import Tenant, Tenants, taken
 from mooncake.rpc.messages import Grant
 
 _TRIM_S = 0.005  # between two looks at all tenants
+_EVICT_AT_ONCE = 250  # units looked at in one step (6-8 us each)
 
 
 class TenantGranting(Granting):
@@ -42,7 +43,18 @@ class TenantGranting(Granting):
         super().__init__(config, counters, pool, catalog, puts)
         self._tenants = tenants
         self._next_trim = 0.0
-        self._awaited = 0  # bytes that wishes before the one looked at wait for
+        self._spent = 0  # keys that this step of the loop has looked at
+        # One look at all that wait takes as many steps as it needs: so many are still to be looked at, and
+        self._unseen = 0
+        self._seen: deque[Wish] = deque()  # these wait on,
+        self._stuck: set[str] = set()  # and with them all of these scopes,
+        self._awaited = 0  # for so many bytes.
+        self._more = False
+        self._trimmed = 0  # tenants, counted on and on
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting) + len(self._seen)
 
     # -- account
 
@@ -81,28 +93,42 @@ class TenantGranting(Granting):
         self.serve(now)
 
     def serve(self, now: float) -> bool:
-        more = False
-        stuck: set[str] = set()
-        waiting, self._waiting = self._waiting, deque()
-        self._awaited = 0
-        for wish in waiting:
-            scope = _scope(wish)
-            if scope in stuck:
-                self._waiting.append(wish)
-                continue
-            if not self._grant(wish, now):
-                if now < wish.deadline and self._pool.segments:
-                    more |= self._make_room(wish, now)
-                    if not self._grant(wish, now):
-                        stuck.add(scope)
-                        self._awaited += self._need(wish)
-                        self._waiting.append(wish)
-                        continue
-                else:
-                    self._give_up(wish, now)
-            if wish.on_settled is not None:
-                wish.on_settled()
-        return more
+        self._spent = 0
+        if not self._unseen:
+            self._unseen, self._awaited, self._more = len(self._waiting), 0, False
+            self._stuck.clear()
+        while self._unseen:
+            if self._spent >= SERVED_AT_ONCE:
+                return True
+            self._unseen -= 1
+            wish = self._waiting.popleft()
+            if self._serve_one(wish, now):
+                if wish.on_settled is not None:
+                    wish.on_settled()
+            else:
+                self._seen.append(wish)
+        self._more |= bool(self._waiting)  # these came meanwhile
+        self._waiting.extendleft(reversed(self._seen))
+        self._seen.clear()
+        return self._more
+
+    def _serve_one(self, wish: Wish, now: float) -> bool:
+        """Whether it is settled now."""
+        scope = _scope(wish)
+        if scope in self._stuck:
+            return False
+        self._spent += len(wish.keys)
+        if self._grant(wish, now):
+            return True
+        if now >= wish.deadline or not self._pool.segments:
+            self._give_up(wish, now)
+            return True
+        self._more |= self._make_room(wish, now)
+        if self._grant(wish, now):
+            return True
+        self._stuck.add(scope)
+        self._awaited += self._need(wish)
+        return False
 
     def _grant(self, wish: Wish, now: float) -> bool:
         self._refuse_taken(wish, now)
@@ -189,12 +215,13 @@ class TenantGranting(Granting):
         """One step of evicting units of `tenant`: at most two tries, the second one among what is leased or was just
         put."""
         self._tenants.turn = tenant
+        self._spent += SERVED_AT_ONCE  # nothing more in this step
         catalog = self._catalog
-        freed = catalog.evict(room, now, EVICT_AT_ONCE)
+        freed = catalog.evict(room, now, _EVICT_AT_ONCE)
         if breaking and freed < room:
-            freed += catalog.break_leases(room - freed, now, EVICT_AT_ONCE)
+            freed += catalog.break_leases(room - freed, now, _EVICT_AT_ONCE)
             if freed < room:
-                freed += catalog.evict_fresh(room - freed, now, EVICT_AT_ONCE)
+                freed += catalog.evict_fresh(room - freed, now, _EVICT_AT_ONCE)
         self._tenants.turn = None
         self._count_attempt(freed)
         return freed
@@ -211,8 +238,15 @@ class TenantGranting(Granting):
         if now < self._calm_until or (not self._evicting and now < self._next_trim):
             return False
         self._next_trim = now + _TRIM_S
+        self._spent = 0
         more = False
-        for tenant, limit in self._tenants.limits():
+        limits = self._tenants.limits()
+        first = self._trimmed % max(1, len(limits))
+        for tenant, limit in (*limits[first:], *limits[:first]):
+            if self._spent >= SERVED_AT_ONCE:
+                more = True
+                break
+            self._trimmed += 1
             if tenant.quota is not None:
                 more |= self._trim(tenant, limit, now)
         self._evicting = int(more)

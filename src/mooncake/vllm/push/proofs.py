@@ -1,7 +1,9 @@
 """The cluster's secret between workers of prefill and decode: both prove it before anything else is said."""
 
 import asyncio
+import contextlib
 
+from mooncake.rpc.handshake import MOST_BYTES
 from mooncake.security.secret import CLIENT, SERVER, TOKEN, Secret, new_nonce, read_secret
 from mooncake.vllm.push.wire import (
     BrokenError,
@@ -21,18 +23,21 @@ async def first_message(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
 
     Raises BrokenError, having said why, if it may not; as `read_to_prefill`.
     """
-    message = await read_to_prefill(reader)
     if secret is None:
+        message = await read_to_prefill(reader)
         if isinstance(message, Knock):
             await _refuse(writer, f"prefill knows no secret; set {TOKEN} there too")
         return message
-    if not isinstance(message, Knock):
+    knock: ToPrefill | None = None
+    with contextlib.suppress(BrokenError):  # the long greeting of a decode that knows of no secret
+        knock = await read_to_prefill(reader, MOST_BYTES)
+    if not isinstance(knock, Knock):
         await _refuse(writer, f"the cluster has a secret; set its {TOKEN} for decode")
-    assert isinstance(message, Knock)
+    assert isinstance(knock, Knock)
     nonce = new_nonce()
-    writer.write(pack(Challenge(nonce, secret.proof(SERVER, message.nonce, nonce))))
-    answer = await read_to_prefill(reader)
-    if not isinstance(answer, Prove) or not secret.proves(answer.proof, CLIENT, message.nonce, nonce):
+    writer.write(pack(Challenge(nonce, secret.proof(SERVER, knock.nonce, nonce))))
+    answer = await read_to_prefill(reader, MOST_BYTES)
+    if not isinstance(answer, Prove) or not secret.proves(answer.proof, CLIENT, knock.nonce, nonce):
         await _refuse(writer, f"prefill's and decode's {TOKEN} differ")
     return await read_to_prefill(reader)
 

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from mooncake.errors import ConfigError
+from mooncake.security.anteroom import Anteroom
 from mooncake.security.secret import read_secret
 from mooncake.transfer.listening import join_host, listen_address
 from mooncake.vllm.push.copies import Receiver
@@ -54,6 +55,7 @@ class Server:
         self._ranks, self._layers, self._heads, self._block_size = ranks, layers, heads, block_size
         self.address = ""
         self._secret = read_secret()
+        self._anteroom = Anteroom()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, host: str) -> None:
@@ -70,8 +72,12 @@ class Server:
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            async with asyncio.timeout(_GREET_LIMIT):
-                greet = await first_message(reader, writer, self._secret)
+            ticket = 0 if self._secret is None else self._anteroom.enter(writer.transport.abort)
+            try:
+                async with asyncio.timeout(_GREET_LIMIT):
+                    greet = await first_message(reader, writer, self._secret)
+            finally:
+                self._anteroom.leave(ticket)
             if isinstance(greet, Greet):
                 await self._serve(greet, reader, writer)
         except _GONE as error:

@@ -132,9 +132,9 @@ def pack(message: ToPrefill | ToDecode) -> bytes:
     return len(body).to_bytes(4, "little") + body
 
 
-async def read_to_prefill(reader: asyncio.StreamReader) -> ToPrefill:
-    """Raises BrokenError, OSError, asyncio.IncompleteReadError."""
-    body = await _body(reader)
+async def read_to_prefill(reader: asyncio.StreamReader, most: int = _MOST_BYTES) -> ToPrefill:
+    """A message of at most `most` bytes.  Raises BrokenError, OSError, asyncio.IncompleteReadError."""
+    body = await _body(reader, most)
     try:
         return _to_prefill.decode(body)
     except msgspec.MsgspecError as error:
@@ -143,15 +143,15 @@ async def read_to_prefill(reader: asyncio.StreamReader) -> ToPrefill:
 
 async def read_to_decode(reader: asyncio.StreamReader) -> ToDecode:
     """As `read_to_prefill`."""
-    body = await _body(reader)
+    body = await _body(reader, _MOST_BYTES)
     try:
         return _to_decode.decode(body)
     except msgspec.MsgspecError as error:
         raise BrokenError(str(error)) from None
 
 
-async def _body(reader: asyncio.StreamReader) -> bytes:
+async def _body(reader: asyncio.StreamReader, most: int) -> bytes:
     length = int.from_bytes(await reader.readexactly(4), "little")
-    if length > _MOST_BYTES:
+    if length > most:
         raise BrokenError(f"{length} bytes are no message")
     return await reader.readexactly(length)
