@@ -17,7 +17,12 @@ from mooncake.store import (
     _serialize_tensor,
     _tensor_metadata_size,
 )
-from mooncake.structured_object_store import BundleTransferPolicy, MooncakeBundleTransfer, tensor_object_buffer
+from mooncake.structured_object_store import (
+    BundleTransferPolicy,
+    MooncakeBundleTransfer,
+    export_ref,
+    tensor_object_buffer,
+)
 
 DTYPES = (
     "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "bool", "float16",
@@ -436,6 +441,48 @@ def case_structured_tensors(store):
     empty = ctypes.create_string_buffer(400)
     nothing = tensor_object_buffer(ctypes.addressof(empty), 400, empty)
     assert raises(ValueError, transfer.put_dataproto, {"t": nothing})
+
+
+def case_structured_objects(store):
+    """Tensors as members of structured objects and in flat dictionaries; see test_structured_objects.py."""
+    transfer = MooncakeBundleTransfer(store)
+    members = {name: (T - 3).to(getattr(torch, name)) for name in DTYPES}
+    members |= {"turned": torch.arange(24).reshape(6, 4).t(), "complex": torch.full((4,), 1 + 2j)}
+    members |= {"scalar": torch.tensor(2.5), "empty": torch.zeros(0, 3)}
+    for chunk_bytes in (None, 50):
+        ref = transfer.put_object(members, chunk_bytes=chunk_bytes)
+        got = transfer.get_object(ref)
+        assert list(got) == list(members) and all(same(got[name], wanted) for name, wanted in members.items())
+        spec = transfer.read_spec(ref).select_members(["float32"])
+        rows = spec.slice_member("float32", axis=0, start=1, end=4, step=2)
+        assert same(transfer.materialize(rows).objects["float32"], members["float32"][1:4:2])
+        into, part = torch.zeros(4, 6), torch.zeros(2, 6)
+        assert transfer.materialize_into(spec, {"float32": into}).objects["float32"] is into
+        assert transfer.materialize_into(rows, {"float32": part}).objects["float32"] is part
+        assert same(into, members["float32"]) and same(part, members["float32"][1:4:2])
+        whole = ctypes.create_string_buffer(304 + T.nbytes)
+        place = tensor_object_buffer(ctypes.addressof(whole), len(whole), whole)
+        found = transfer.materialize_into(spec, {"float32": place}).objects["float32"]
+        assert same(found, members["float32"]) and found.data_ptr() == ctypes.addressof(whole) + 304
+        assert raises(ValueError, transfer.materialize_into, rows, {"float32": place})
+        assert raises(ValueError, transfer.materialize_into, spec, {"float32": torch.zeros(4, 6, dtype=torch.float64)})
+        again = transfer.put_object(place, policy=BundleTransferPolicy(copy_mode="zero_copy"))  # from where it lies
+        assert same(transfer.get_object(again), members["float32"])
+        transfer.remove_bundle(ref)
+        assert raises(RuntimeError, transfer.get_object, ref)
+    assert same(transfer.get_object(transfer.put_object(T)), T)
+    policy = BundleTransferPolicy(copy_mode="zero_copy")
+    assert raises(ValueError, lambda: transfer.put_object(T, policy=policy))
+
+    ref = transfer.put({"t": T, "rows": [T[0], None, 1, "x"], "one": torch.tensor(3)}, type="dict")
+    assert {name: place.section for name, place in ref.field_index.items()} == {
+        "t": "batch",
+        "rows": "non_tensor_batch",
+    }
+    for one in (ref, export_ref(ref)):
+        got = transfer.get(one, type="dict")
+        assert same(got["t"], T) and same(got["rows"][0], T[0]) and got["rows"][1:] == [None, 1, "x"]
+        assert same(got["one"], torch.tensor(3))
 
 
 def case_after_close(store):

@@ -7,33 +7,47 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+PutMode = Literal["auto", "batch", "parallel"]
 CopyMode = Literal["auto", "copy", "zero_copy"]
 
 
 @dataclass(frozen=True)
 class BundleTransferPolicy:
     """`copy_mode`: "zero_copy" accepts tensors only as tensor_object_buffer, which is stored from where it lies, and no
-    fields that must be encoded; the others accept all."""
+    fields that must be encoded; the others accept all.
 
+    `max_inflight_put` and `put_mode` are checked, and change nothing: all that a put stores crosses in one batch.
+    """
+
+    max_inflight_put: int = 1
+    put_mode: PutMode = "auto"
     copy_mode: CopyMode = "auto"
 
     def __post_init__(self) -> None:
+        if self.max_inflight_put < 1:
+            raise ValueError(f"max_inflight_put must be positive, not {self.max_inflight_put}")
+        if self.put_mode not in ("auto", "batch", "parallel"):
+            raise ValueError(f"put_mode {self.put_mode!r} is unknown: expected auto, batch or parallel")
         if self.copy_mode not in ("auto", "copy", "zero_copy"):
             raise ValueError(f"copy_mode {self.copy_mode!r} is unknown: expected auto, copy or zero_copy")
 
 
 @dataclass(frozen=True)
 class StructuredMemberSlice:
-    """Rows `start` to `stop` (without it) of every field."""
+    """Rows `start` to `end` (without it), every `step`th; `axis` must be 0 when it is used."""
 
-    start: int | None = None
-    stop: int | None = None
-    step: int | None = None
-    axis: int = 0
+    axis: int
+    start: int | None
+    end: int | None
+    step: int = 1
 
-    def __post_init__(self) -> None:
+    def numbers(self, count: int) -> npt.NDArray[np.int64]:
+        """Which of `count` rows these are.  Raises ValueError for another axis, or a step that is not positive."""
         if self.axis != 0:
-            raise ValueError(f"rows can be chosen along axis 0 only, not along {self.axis}")
+            raise ValueError(f"rows can be chosen along axis 0 only (axis=0), not along {self.axis}")
+        if self.step < 1:
+            raise ValueError(f"step must be positive, not {self.step}")
+        return np.arange(count, dtype=np.int64)[self.start : self.end : self.step]
 
 
 Rows = slice | StructuredMemberSlice | Sequence[int]
@@ -59,12 +73,12 @@ class RawDestination:
     pre_registered: bool
 
 
-def tensor_object_buffer(ptr: int, size: int, owner: Any, *, batch_size: int | None = None) -> TensorObjectBuffer:
+def tensor_object_buffer(ptr: int, size: int, owner: Any = None, batch_size: int | None = None) -> TensorObjectBuffer:
     """A tensor object at an address.  `owner` must keep the memory; `batch_size`: rows."""
     return TensorObjectBuffer(ptr, size, owner, batch_size)
 
 
-def raw_destination(ptr: int, size: int, owner: Any, *, pre_registered: bool = False) -> RawDestination:
+def raw_destination(ptr: int, size: int, owner: Any = None, *, pre_registered: bool = False) -> RawDestination:
     """Room for `size` bytes at an address, such as a BufferPool's lease.  `owner` must keep the memory."""
     return RawDestination(ptr, size, owner, pre_registered)
 
@@ -76,7 +90,7 @@ def chosen(rows: Rows | None, count: int) -> npt.NDArray[np.int64] | None:
         return None
     everything: npt.NDArray[np.int64] = np.arange(count, dtype=np.int64)
     if isinstance(rows, StructuredMemberSlice):
-        rows = slice(rows.start, rows.stop, rows.step)
+        return rows.numbers(count)
     if isinstance(rows, slice):
         part: npt.NDArray[np.int64] = everything[rows]
         return part

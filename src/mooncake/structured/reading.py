@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ def read(store: Any, fields: Sequence[Field], rows: Indexes | None, destinations
                 raise ValueError(f"field {wanted.name!r} is encoded: it cannot be read into a buffer")
             results[wanted.name] = _encoded(store, wanted, rows)
         elif isinstance(destination, TensorObjectBuffer):
-            results[wanted.name] = _tensor_object(wanted, rows, destination)
+            results[wanted.name] = tensor_object(wanted, rows, destination)
             whole.append((wanted, destination.ptr))
         elif destination is None and (rows is None or wanted.rows is None):
             raw = np.empty(wanted.size, np.uint8)
@@ -50,14 +51,22 @@ def read(store: Any, fields: Sequence[Field], rows: Indexes | None, destinations
 
 
 def _check(wanted: Field, code: int, size: int) -> None:
-    if code == size:
-        return
-    why = ErrorCode(code).name if code in ErrorCode._value2member_map_ else f"expected {size} bytes"
-    raise ReadError(f"field {wanted.name!r} cannot be read from key {wanted.key!r}: {why} ({code})")
+    if code != size:
+        raise ReadError(f"field {wanted.name!r} cannot be read from key {wanted.key!r}: {shortfall(code, size)}")
 
 
-def _tensor_object(wanted: Field, rows: Indexes | None, destination: TensorObjectBuffer) -> Any:
-    """The tensor over what will be there."""
+def shortfall(code: int, size: int) -> str:
+    """What an answer of other than `size` bytes means."""
+    return named(code) if code < 0 else f"it has {code} bytes, not {size}"
+
+
+def named(code: int) -> str:
+    """A code of the store with its name."""
+    return f"{ErrorCode(code).name} ({code})" if code in ErrorCode._value2member_map_ else str(code)
+
+
+def tensor_object(wanted: Field, rows: Indexes | None, destination: TensorObjectBuffer) -> Any:
+    """The tensor over a whole tensor object that will be there.  Raises ValueError for what is none or does not fit."""
     if wanted.kind != "object" or rows is not None:
         which = "some rows of it" if rows is not None else "it is no tensor object, and"
         raise ValueError(f"field {wanted.name!r}: {which} cannot be read into a tensor_object_buffer")
@@ -74,6 +83,27 @@ def _memory(wanted: Field, size: int, destination: TensorObjectBuffer | RawDesti
 
 def _data(store: Any, wanted: Field, rows: Indexes | None, destination: Any) -> Any:
     """An array's or tensor object's data, without what may stand before them."""
+    plan = planned(wanted, rows, destination)
+    if plan.sizes:
+        _read_ranges(store, wanted, plan.address, plan.sources, plan.sizes, plan.registered)
+    return plan.result
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Ranges of a value (where they begin in it, and their bytes) that go to an address one after another, and the
+    array or tensor over what will be there.  `registered`: the caller has registered that memory."""
+
+    sources: list[int]
+    sizes: list[int]
+    address: int
+    result: Any
+    registered: bool
+
+
+def planned(wanted: Field, rows: Indexes | None, destination: Any) -> Plan:
+    """How the data of an array or tensor object are read: wholly or some rows, into fresh memory or a destination.
+    Raises ValueError for a destination that does not fit."""
     if rows is None or wanted.rows is None:
         shape, size = wanted.shape, wanted.data_size
         sources, sizes = [wanted.data_at], [size]
@@ -83,10 +113,8 @@ def _data(store: Any, wanted: Field, rows: Indexes | None, destination: Any) -> 
         sources = (starts * wanted.row_size + wanted.data_at).tolist()
         sizes = (lengths * wanted.row_size).tolist()
     address, result = _room(wanted, size, shape, destination)
-    if size:
-        registered = isinstance(destination, RawDestination) and destination.pre_registered
-        _read_ranges(store, wanted, address, sources, sizes, registered)
-    return result
+    registered = isinstance(destination, RawDestination) and destination.pre_registered
+    return Plan(sources if size else [], sizes if size else [], address, result, registered)
 
 
 def _room(wanted: Field, size: int, shape: list[int], destination: Any) -> tuple[int, Any]:
@@ -119,15 +147,35 @@ def _read_ranges(
 ) -> None:
     """Ranges of a value, one after another to an address."""
     ends = np.cumsum(sizes).tolist()
-    targets = [0, *ends[:-1]]
-    ours = not registered and store.register_buffer(address, ends[-1]) == 0
+    (codes,) = gather(store, address, ends[-1], [Ranges(wanted.key, [0, *ends[:-1]], sources, sizes)], registered)
+    for code, size in zip(codes, sizes, strict=True):
+        _check(wanted, code, size)
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """Ranges of the value of `key`: where each begins in it (`sources`) and in the memory that it goes to (`targets`),
+    and its bytes."""
+
+    key: str
+    targets: list[int]
+    sources: list[int]
+    sizes: list[int]
+
+
+def gather(store: Any, address: int, size: int, parts: Sequence[Ranges], registered: bool) -> list[list[int]]:
+    """Read the ranges into `size` bytes at an address, which are registered meanwhile unless they are.  Bytes or a code
+    for each range."""
+    ours = not registered and store.register_buffer(address, size) == 0
+    keys, targets = [one.key for one in parts], [one.targets for one in parts]
+    sources, sizes = [one.sources for one in parts], [one.sizes for one in parts]
     try:
-        ((codes,),) = store.get_into_ranges([address], [[wanted.key]], [[targets]], [[sources]], [[sizes]])
+        (codes,) = store.get_into_ranges([address], [keys], [targets], [sources], [sizes])
     finally:
         if ours:
             store.unregister_buffer(address)
-    for code, size in zip(codes, sizes, strict=True):
-        _check(wanted, code, size)
+    result: list[list[int]] = codes
+    return result
 
 
 def _encoded(store: Any, wanted: Field, rows: Indexes | None) -> Any:

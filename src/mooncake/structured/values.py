@@ -54,6 +54,14 @@ def dtype_of(tensor: Any) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
+def item_size(dtype: str) -> int | None:
+    """Bytes of an element of torch's type of that name; None if torch has no such type."""
+    import torch
+
+    kind = getattr(torch, dtype, None)
+    return int(kind.itemsize) if isinstance(kind, torch.dtype) else None
+
+
 def _plain(value: Any, what: str) -> Any:
     kind = type(value)
     if kind in _PLAIN:
