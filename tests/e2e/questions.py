@@ -36,13 +36,15 @@ def ids_of(answer: Streamed) -> list[int]:
     return [token for choice in answer.choices for token in choice.get("token_ids") or ()]
 
 
-async def all_of(url: str, bodies: list[dict], at_once: int = 1000) -> list[Streamed]:
-    """Ask all of them, `at_once` at a time."""
+async def all_of(
+    url: str, bodies: list[dict], at_once: int = 1000, live: list[Streamed] | None = None
+) -> list[Streamed]:
+    """Ask all of them, `at_once` at a time.  `live` gets those that were asked."""
     gate = asyncio.Semaphore(at_once)
 
     async def one(body: dict) -> Streamed:
         async with gate:
-            return await stream(url, body, session)
+            return await stream(url, body, session, live=live)
 
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         return await asyncio.gather(*map(one, bodies))

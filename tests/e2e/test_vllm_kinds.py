@@ -21,7 +21,7 @@ KINDS = {
     "hybrid": ("hybrid", 40, ()),
     "hybrid, speculating": ("hybrid", 40, ("--speculative-config", json.dumps(NGRAM))),
     "window": ("window", 20, ()),
-    "latent": ("latent", 40, ("--dtype", "bfloat16")),
+    "latent": ("latent", 20, ("--dtype", "bfloat16")),
     "states": ("states", 21, ("--mamba-cache-mode", "align")),
     "fp8": ("llama", 20, ("--kv-cache-dtype", "fp8")),
 }

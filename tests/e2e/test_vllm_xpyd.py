@@ -115,15 +115,16 @@ def test_answers_are_those_of_one_instance(fleet, alone, front, each):
 def test_killing_one_of_each_fails_no_request(fleet, alone, front):
     proxy = front(2, 2)
     prefill, decode = fleet.prefill[1], fleet.decode[1]
+    live: list[Streamed] = []
 
     async def ask_and_kill() -> list[Streamed]:
-        asking = asyncio.create_task(all_of(proxy.url, BODIES, AT_ONCE))
+        asking = asyncio.create_task(all_of(proxy.url, BODIES, AT_ONCE, live))
         await until(lambda: served(proxy) >= REQUESTS // 4)
         prefill.signal(signal.SIGKILL)
         await until(lambda: served(proxy) >= REQUESTS // 3 and decode.metric("vllm:num_requests_running") >= 2)
         begun = decode.metric("vllm:generation_tokens_total")
         await until(lambda: decode.metric("vllm:generation_tokens_total") >= begun + 8)  # some have been sent
-        await until(lambda: stopped_in_mid_stream(proxy, decode))
+        await until(lambda: stopped_in_mid_stream(decode, live))
         decode.signal(signal.SIGKILL)
         return await asking
 
@@ -192,10 +193,12 @@ def served(proxy: Proxy) -> int:
     return sum(one["served"] for one in proxy.instances() if one["role"] == "decode")
 
 
-def stopped_in_mid_stream(proxy: Proxy, decode) -> bool:
-    """Stop it; if streams of it have just ended, let it go on."""
+def stopped_in_mid_stream(decode, live: list[Streamed]) -> bool:
+    """Stop it; if then no stream stands still of which some has come, let it go on."""
     decode.signal(signal.SIGSTOP)
-    if proxy.instance(decode)["in_flight"] >= 3:
+    begun = [(one, len(one.raw)) for one in live if one.raw and not one.done]
+    time.sleep(0.25)  # the other instance's streams go on
+    if any(len(one.raw) == length for one, length in begun):
         return True
     decode.signal(signal.SIGCONT)
     return False

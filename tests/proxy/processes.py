@@ -205,9 +205,17 @@ class Streamed:
         return {event["id"] for event in self.events if "id" in event}
 
 
-async def stream(url: str, body: dict, session: aiohttp.ClientSession | None = None, stop_after: int = -1) -> Streamed:
-    """`stop_after`: events after which the client goes away."""
+async def stream(
+    url: str,
+    body: dict,
+    session: aiohttp.ClientSession | None = None,
+    stop_after: int = -1,
+    live: list[Streamed] | None = None,
+) -> Streamed:
+    """`stop_after`: events after which the client goes away.  `live` gets the answer at once, whose `raw` grows."""
     answer = Streamed()
+    if live is not None:
+        live.append(answer)
     path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
     own = session or aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
     try:
