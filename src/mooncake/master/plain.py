@@ -35,11 +35,15 @@ class Plain(NamedTuple):
 
     def some(self, begin: int, end: int) -> Plain:
         """Those of a range."""
-        return Plain(self.client, *(column[begin:end] for column in self[1:]))  # type: ignore[arg-type]
+        part = slice(begin, end)
+        return Plain(
+            self.client, self.keys[part], self.seqs[part], self.sizes[part], self.offsets[part], self.slots[part]
+        )
 
     def of(self, which: list[bool]) -> Plain:
         """Those for which `which` is true."""
-        return Plain(self.client, *(list(compress(column, which)) for column in self[1:]))  # type: ignore[arg-type]
+        numbers = [list(compress(column, which)) for column in (self.seqs, self.sizes, self.offsets, self.slots)]
+        return Plain(self.client, list(compress(self.keys, which)), *numbers)
 
     def record(self, i: int) -> Record:
         """One, as an Announce would have it."""
