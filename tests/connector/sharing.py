@@ -71,7 +71,7 @@ class Rank:
     def load(self, hashes: list[bytes]) -> torch.Tensor:
         """[layer, block, head, token, content] of what came."""
         self.half.start_loads(StepPlan(loads={"r": [Blocks(0, "", hashes, LOADED)]}))
-        wait_until(self.half.take_received, 10)
+        wait_until(lambda: self.half.take_received(idle=False), 10)
         report = self.half.take_report()
         assert report is None, report
         return torch.stack([cache[LOADED] for cache in self.caches.values()])

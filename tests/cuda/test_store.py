@@ -93,7 +93,13 @@ def test_what_was_put_comes_back(way, pace, master, make_gpu_worker, make_worker
 
 
 @pytest.mark.parametrize(
-    "lack", [{"FAKE_CUDA_NO_PINS": 1}, {"FAKE_CUDA_MEMORY": 60 << 20}, {"MC_STORE_PIN_MEMORY_MAX_BYTES": 0}]
+    "lack",
+    [
+        {"FAKE_CUDA_NO_PINS": 1},
+        {"FAKE_CUDA_MEMORY": 60 << 20},
+        {"MC_STORE_PIN_MEMORY_MAX_BYTES": 0},
+        {"FAKE_CUDA_MEMORY": 60 << 20, "MC_STORE_PIN_MEMORY_MAX_BYTES": 0},
+    ],
 )
 def test_what_the_machine_lacks_costs_speed_only(lack, pace, master, make_gpu_worker):
     """Pool memory that cannot be pinned, and GPUs that are full."""
@@ -363,7 +369,8 @@ def blocks_round_trip(seed, count, pieces, size, grain, allocations=1, gpu=0):
     order = rng.sample(range(2 * count), 2 * count)
     sources, targets = order[:count], order[count:]
     keys = [f"blocks-{seed}-{i}" for i in range(count)]
-    assert store.put_from_blocks(keys, BlockVector(shape, sources)) == [0] * count
+    codes = store.put_from_blocks(keys, BlockVector(shape, sources))
+    assert codes == [0] * count, codes
 
     def value(block):
         parts = []
@@ -416,7 +423,13 @@ def test_blocks_come_back(way, part, pace, master, make_gpu_worker, make_worker,
 
 
 @pytest.mark.parametrize(
-    "lack", [{"FAKE_CUDA_NO_PINS": 1}, {"FAKE_CUDA_MEMORY": 60 << 20}, {"MC_STORE_PIN_MEMORY_MAX_BYTES": 0}]
+    "lack",
+    [
+        {"FAKE_CUDA_NO_PINS": 1},
+        {"FAKE_CUDA_MEMORY": 60 << 20},
+        {"MC_STORE_PIN_MEMORY_MAX_BYTES": 0},
+        {"FAKE_CUDA_MEMORY": 60 << 20, "MC_STORE_PIN_MEMORY_MAX_BYTES": 0},
+    ],
 )
 def test_blocks_where_the_machine_lacks_something(lack, pace, master, make_gpu_worker):
     worker = make_gpu_worker(master, **lack)

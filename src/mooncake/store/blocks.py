@@ -17,11 +17,12 @@ from mooncake.transfer.steps import overlap
 if TYPE_CHECKING:
     from mooncake.client.client import StoreClient
     from mooncake.client.put import PiecesOf
+    from mooncake.rpc.messages import Found
     from mooncake.store.gets import VectorsOf
     from mooncake.transfer.blocks import BlockVector
 
-_MANY = 480  # numpy gives the interpreter lock up for arrays of over 500 items
-CUTTING = Cutting(16 << 20, 3, 512 << 20, _MANY)
+_MANY = 128  # blocks: prepared in a millisecond, so that an engine's thread never waits longer for the interpreter lock
+CUTTING = Cutting(16 << 20, 2, 512 << 20, _MANY)
 TRANSFER_FAIL = int(ErrorCode.TRANSFER_FAIL)
 
 
@@ -58,14 +59,14 @@ class Blocks(Member):
             return [INVALID] * len(keys)
         size = blocks.shape.block_bytes
 
-        def fits(_: int, found: int) -> int:
-            return 0 if found == size else TRANSFER_FAIL
+        def judge(found: "list[int | Found]") -> list[int]:
+            return [each if isinstance(each, int) else 0 if each.size == size else TRANSFER_FAIL for each in found]
 
         def vectors(part: "BlockVector") -> "VectorsOf":
-            return lambda chosen, _: _vectors(part.of([part.blocks[i] for i in chosen]))
+            return lambda chosen, _: _vectors(part.some(chosen))
 
         got = overlap(
-            get_steps(client, keys[part], fits, vectors(blocks.of(blocks.blocks[part])))
+            get_steps(client, keys[part], judge, vectors(blocks.of(blocks.blocks[part])))
             for part in _parts(client, blocks)
         )
         return [min(code, 0) for code in chain.from_iterable(got)]
@@ -78,4 +79,4 @@ def _parts(client: "StoreClient", blocks: "BlockVector") -> list[slice]:
 
 def _vectors(blocks: "BlockVector") -> "PiecesOf":
     """All blocks, or some of them by their places."""
-    return lambda values: blocks if len(values) == len(blocks.blocks) else blocks.of([blocks.blocks[i] for i in values])
+    return blocks.some

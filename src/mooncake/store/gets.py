@@ -16,8 +16,11 @@ if TYPE_CHECKING:
     from mooncake.client.get import Located
     from mooncake.client.put import PiecesOf
 
-VectorsOf = Callable[[list[int], "list[Found]"], "PiecesOf"]
+VectorsOf = Callable[[Sequence[int], "list[Found]"], "PiecesOf"]
 """Where to read values to, given their indexes and what was found of them."""
+
+Judge = Callable[["list[int | Found]"], list[int]]
+"""What was found of a batch: for each key 0 if its value shall be read, or the code that the caller gets."""
 
 TRANSFER_FAIL = int(ErrorCode.TRANSFER_FAIL)
 
@@ -79,18 +82,21 @@ class Gets(Member):
         if not len(keys) == len(buffer_ptrs) == len(sizes):
             return [INVALID] * len(keys)
 
-        def fits(i: int, size: int) -> int:
-            return 0 if size <= sizes[i] and 0 < buffer_ptrs[i] < 1 << 63 else INVALID
+        def judge(found: "list[int | Found]") -> list[int]:
+            return [
+                each if isinstance(each, int) else 0 if each.size <= size and 0 < address < 1 << 63 else INVALID
+                for each, address, size in zip(found, buffer_ptrs, sizes, strict=True)
+            ]
 
         try:
             client = self._joined()
         except NotSetUpError:
             return [INVALID] * len(keys)
 
-        def vectors(chosen: list[int], founds: "list[Found]") -> "PiecesOf":
+        def vectors(chosen: Sequence[int], founds: "list[Found]") -> "PiecesOf":
             return pieces_by_value([[buffer_ptrs[i]] for i in chosen], [[found.size] for found in founds])
 
-        return finish(get_steps(client, keys, fits, vectors))
+        return finish(get_steps(client, keys, judge, vectors))
 
     def batch_get_into_multi_buffers(
         self,
@@ -119,19 +125,32 @@ class Gets(Member):
     ) -> Generator[None, None, list[int]]:
         vectors = Vectors(addresses, sizes)
 
-        def fits(i: int, size: int) -> int:
-            if rooms[i] == size and (vectors.whole is not None or is_sound(addresses[i], sizes[i])):
-                return 0
-            if len(addresses[i]) != len(sizes[i]):
-                return TRANSFER_FAIL
-            return TRANSFER_FAIL if rooms[i] > size else INVALID
+        def judge(found: "list[int | Found]") -> list[int]:
+            all_sound = vectors.whole is not None
+            return [
+                each
+                if isinstance(each, int)
+                else 0
+                if all_sound and room == each.size
+                else self._judge_one(addresses[i], sizes[i], room, each.size)
+                for i, (each, room) in enumerate(zip(found, rooms, strict=True))
+            ]
 
-        def chosen_vectors(chosen: list[int], _: "list[Found]") -> "PiecesOf":
+        def chosen_vectors(chosen: Sequence[int], _: "list[Found]") -> "PiecesOf":
             if len(chosen) == len(keys):
                 return pieces_by_value(addresses, sizes, vectors)
             return pieces_by_value([addresses[i] for i in chosen], [sizes[i] for i in chosen])
 
-        return get_steps(client, keys, fits, chosen_vectors, vectors.make)
+        return get_steps(client, keys, judge, chosen_vectors, vectors.make)
+
+    @staticmethod
+    def _judge_one(addresses: Sequence[int], sizes: Sequence[int], room: int, size: int) -> int:
+        """Of a value of `size` bytes and its pieces, which add up to `room`."""
+        if room == size and is_sound(addresses, sizes):
+            return 0
+        if len(addresses) != len(sizes):
+            return TRANSFER_FAIL
+        return TRANSFER_FAIL if room > size else INVALID
 
     def get_into_ranges(
         self,
@@ -175,11 +194,11 @@ class Gets(Member):
 def get_steps(
     client: "StoreClient",
     keys: Sequence[str],
-    fits: Callable[[int, int], int],
+    judge: Judge,
     vectors: VectorsOf,
     prepare: Callable[[], None] = lambda: None,
 ) -> Generator[None, None, list[int]]:
-    """Read what fits(index, size) says 0 to, to where `vectors` says; `prepare` is called while the master looks.  See
+    """Read what `judge` says 0 to, to where `vectors` says; `prepare` is called while the master looks.  See
     transfer.steps."""
     if not keys:
         return []
@@ -192,16 +211,19 @@ def get_steps(
     except StoreError as error:
         return [int(error.code)] * len(keys)
     try:
-        results = [found if isinstance(found, int) else fits(i, found.size) for i, found in enumerate(located.found)]
+        results = judge(located.found)
+        chosen: Sequence[int] = range(len(results))
+        if any(results):
+            chosen = [i for i, code in enumerate(results) if not code]
+        founds = [found for i in chosen if not isinstance(found := located.found[i], int)]
+        pieces = vectors(chosen, founds)
     except BaseException:
         client.gets.finish(located)
         raise
-    chosen = [i for i, code in enumerate(results) if not code]
-    if not chosen:
+    if not founds:
         client.gets.finish(located)
         return results
-    founds = [found for i in chosen if not isinstance(found := located.found[i], int)]
-    codes = yield from _fetch(client, located, founds, vectors(chosen, founds), checked=False)
+    codes = yield from _fetch(client, located, founds, pieces, checked=False)
     for i, found, code in zip(chosen, founds, codes, strict=True):
         results[i] = code or found.size
     return results

@@ -47,6 +47,10 @@ class BlockVector(Pieces):
         """Other blocks of the same shape."""
         return BlockVector(self.shape, blocks)
 
+    def some(self, places: Sequence[int]) -> "BlockVector":
+        """Those at different `places` of this vector, in that order; all of them are taken in their own."""
+        return self if len(places) == len(self.blocks) else self.of([self.blocks[place] for place in places])
+
     @cached_property
     def _all(self) -> Pieces:
         addresses = np.array(self.blocks, np.int64)[:, None] * self.shape.strides + self.shape.bases

@@ -46,6 +46,7 @@ _TERM_AT = 32
 _SLOT = struct.Struct("<QQQIIIB")  # revoked, seq, term, writer, length, next + 1, state
 _HEAD = struct.Struct(f"<QQIIIB{SLOT_HEADER - 37}x")  # all but revoked, which only the owner writes
 _U64 = struct.Struct("<Q")
+_FIRST_WORD, _SLOT_WORDS = HEADER_SIZE // _U64.size, SLOT_SIZE // _U64.size  # where slots begin with `revoked`
 _STATE_AT = 36
 _FIXED_BODY = 96  # msgpack of a Body without key, group, client and extents, rounded up
 _EXTENT_BODY = 18
@@ -99,6 +100,7 @@ class Table:
 
     def __init__(self, memory: memoryview) -> None:
         self._memory = memory
+        self._words = memory[: len(memory) // _U64.size * _U64.size].cast("Q")
 
     def format(self, segment: int, size: int) -> None:
         _HEADER.pack_into(self._memory, 0, MAGIC, LAYOUT, segment, size, slot_count(size), 0, 0)
@@ -116,7 +118,7 @@ class Table:
 
     @property
     def term(self) -> int:
-        return int(_U64.unpack_from(self._memory, _TERM_AT)[0])
+        return self._words[_TERM_AT // _U64.size]
 
     @property
     def lease_ms(self) -> int:
@@ -156,8 +158,7 @@ class Table:
 
     def is_granted(self, slot: int, seq: int) -> bool:
         """As may_write, the term apart."""
-        revoked: int = _U64.unpack_from(self._memory, HEADER_SIZE + slot * SLOT_SIZE)[0]
-        return revoked < seq
+        return self._words[_FIRST_WORD + slot * _SLOT_WORDS] < seq
 
     def abandon(self, slot: int, seq: int) -> None:
         """A record of ours will not become whole.  If the slot is another record's by now, that one stays."""

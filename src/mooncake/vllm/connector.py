@@ -182,7 +182,7 @@ class MooncakeStoreConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[m
         self._mover.start_saves(self._plan())
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        return None, self._mover.take_received() or None
+        return None, self._mover.take_received(self._plan().idle) or None
 
     def build_connector_worker_meta(self) -> Report | None:
         return self._mover.take_report()

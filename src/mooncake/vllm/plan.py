@@ -13,11 +13,13 @@ from mooncake.vllm.blocks import Blocks
 
 @dataclass
 class StepPlan(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is not there where types are checked
-    """`loads`: by request, of each group what it loads.  `job` numbers this step's saves."""
+    """`loads`: by request, of each group what it loads.  `job` numbers this step's saves.  `idle`: nothing is computed
+    in this step."""
 
     loads: dict[str, list[Blocks]] = field(default_factory=dict)
     saves: list[Blocks] = field(default_factory=list)
     job: int = 0
+    idle: bool = False
 
 
 @dataclass

@@ -201,7 +201,7 @@ class SchedulerHalf:
             for value in units:
                 self._loading.pop(value, None)
         self._loaded = []
-        plan = StepPlan(loads=self._loads)
+        plan = StepPlan(loads=self._loads, idle=not output.num_scheduled_tokens)
         self._loads = {}
         self._saving.tables.update(output)
         if self._saves and len(self._heads) == self._workers:

@@ -25,6 +25,8 @@ from mooncake.vllm.stats import Sources, Tally
 
 logger = logging.getLogger("vllm.mooncake")
 
+_IDLE_WAIT = 0.001  # seconds
+
 
 class WorkerHalf:
     def __init__(self, config: MooncakeConfig, settings: Settings, vllm_config: Any, kv_cache_config: Any) -> None:
@@ -35,7 +37,8 @@ class WorkerHalf:
         self._stores: list[bool] = []  # by group; else another rank saves the same bytes
         self.tally = Tally()
         self._sources = Sources(self.tally)
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()  # notified when a load ends
+        self._loading = 0  # loads that go on
         self._report = Report()
         self._received: set[str] = set()
         self._membership: Membership | None = None
@@ -89,6 +92,8 @@ class WorkerHalf:
         if not plan.loads:
             return
         fence = Fence(self._device)
+        with self._lock:
+            self._loading += len(plan.loads)
         for request_id, blocks in plan.loads.items():
             self._loader.add(Job(blocks, fence, self._load_ended(request_id)))
 
@@ -103,9 +108,15 @@ class WorkerHalf:
             return
         self._saver.add(Job(mine, Fence(self._device), self._save_ended(plan.job, plan.saves)))
 
-    def take_received(self) -> set[str]:
-        """Requests whose loads have ended since the last call; what they did not bring is in the next `take_report`."""
+    def take_received(self, idle: bool) -> set[str]:
+        """Requests whose loads have ended since the last call; what they did not bring is in the next `take_report`.
+
+        In an `idle` step a load's end is waited for a little: the engine hears of it sooner than if it looked again and
+        again, and meanwhile the movers have the interpreter to themselves.
+        """
         with self._lock:
+            if idle and self._loading and not self._received:
+                self._lock.wait(_IDLE_WAIT)
             received, self._received = self._received, set()
         return received
 
@@ -142,6 +153,8 @@ class WorkerHalf:
                 if missing:
                     self._report.failed[request_id] = missing
                 self._received.add(request_id)
+                self._loading -= 1
+                self._lock.notify()
             if missing:
                 logger.info(
                     "Request %s: %d of %d blocks were not loaded (%s); they are computed",

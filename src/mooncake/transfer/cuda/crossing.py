@@ -3,7 +3,7 @@
 Scattered pieces pass through a little device memory of our own: the copy kernel gathers or scatters at the speed of
 device memory, the copy engines cross the bus in few large copies.  So the bus runs at its full rate whatever the size
 of the pieces, and the kernel takes multiprocessors for a small part of the time that it would need to write to host
-memory itself.  Three lanes alternate: while one crosses the bus, the next is gathered.
+memory itself.  Two lanes alternate: while one crosses the bus, the next is gathered.
 """
 
 import ctypes
@@ -66,9 +66,15 @@ class _Crossing:
         pieces, host = merge(pieces), merge(host)
         runs, lanes = pins.split(host), self._lanes
         few = len(pieces.lengths) <= FEW or pieces.total >= DIRECT * len(pieces.lengths)
-        if not lanes.memory or (few and all(is_pinned for *_, is_pinned in runs)):
+        all_pinned = all(is_pinned for *_, is_pinned in runs)
+        if all_pinned and (few or not lanes.memory):
             cut_host = pieces_of([address for address, _, _ in runs], [length for _, length, _ in runs])
             self._add_direct(*pair(pieces, cut_host))
+            return
+        if not lanes.memory:
+            for start in range(0, pieces.total, CHUNK):
+                length = min(CHUNK, pieces.total - start)
+                self._pass_detour(pieces.part(start, length), host.part(start, length))
             return
         for near, far in _batches(pieces, host):
             cuts = cut(near, CHUNK)
@@ -115,6 +121,15 @@ class _Crossing:
                 lanes.mark_nearly(lanes.copies)
             call(self.function, to, at, length, lanes.copies)
 
+    def _pass_detour(self, pieces: Pieces, host: Pieces) -> None:
+        """Copy a chunk between the pieces and memory that is not pinned, where the GPU has no room for lanes."""
+        raise NotImplementedError
+
+    def _move_detour(self, pieces: Pieces) -> None:
+        """Copy between the pieces and the beginning of the detour; the bytes are there."""
+        self._add_direct(*pair(pieces, pieces_of([self._lanes.detour], [pieces.total])))
+        self._lanes.wait(self._lanes.copies)
+
     def _finish(self) -> None:
         raise NotImplementedError
 
@@ -143,6 +158,13 @@ class Outward(_Crossing):
         self._lanes.wait(self._lanes.copies, nearly=True)
         for lane in range(LANES):
             self._settle(lane)
+
+    def _pass_detour(self, pieces: Pieces, host: Pieces) -> None:
+        self._move_detour(pieces)
+        source = self._lanes.detour
+        for target, length in zip(host.addresses.tolist(), host.lengths.tolist(), strict=True):
+            ctypes.memmove(target, source, length)
+            source += length
 
     def _ends(self, near: Int64Array, far: Int64Array) -> tuple[Int64Array, Int64Array]:
         return far, near
@@ -189,6 +211,13 @@ class Inward(_Crossing):
     def _finish(self) -> None:
         lanes = self._lanes
         lanes.wait(lanes.copies, lanes.kernels, nearly=True)  # the former for pieces that went by themselves
+
+    def _pass_detour(self, pieces: Pieces, host: Pieces) -> None:
+        target = self._lanes.detour
+        for source, length in zip(host.addresses.tolist(), host.lengths.tolist(), strict=True):
+            ctypes.memmove(target, source, length)
+            target += length
+        self._move_detour(pieces)
 
     def _ends(self, near: Int64Array, far: Int64Array) -> tuple[Int64Array, Int64Array]:
         return near, far

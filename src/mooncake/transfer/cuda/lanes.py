@@ -9,8 +9,8 @@ import numpy.typing as npt
 from mooncake.transfer.cuda import driver
 from mooncake.transfer.pieces import view
 
-LANES = 3
-CHUNK = 16 << 20  # bytes of a lane
+LANES = 2
+CHUNK = 32 << 20  # bytes of a lane
 TABLE = 1 << 16  # descriptors; a larger batch is cut
 _THREADS, _SLICE = 256, 32 << 10  # of copy.cu
 _ROW = 24  # bytes of a descriptor
