@@ -11,8 +11,9 @@ from mooncake.doctor import processes, web
 from mooncake.doctor.findings import Finding, fail, ok, unknown, warn
 from mooncake.errors import StoreError
 from mooncake.rpc import frame
-from mooncake.rpc.client import Connection, parse_address
+from mooncake.rpc.client import Connection
 from mooncake.rpc.messages import PROTOCOL, Hello, Ping
+from mooncake.rpc.place import parse_address
 from mooncake.rpc.sockets import connect, set_time_limit
 from mooncake.security.secret import authorization
 from mooncake.transfer.host import host_id

@@ -12,10 +12,11 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from mooncake.config_text import parse_bool
+from mooncake.election.base import View
 from mooncake.errors import ErrorCode, StoreError
 from mooncake.master.drain_admin import DrainRoutes
 from mooncake.master.metrics import CONTENT_TYPE, Metrics
-from mooncake.master.replies import failure, json_reply
+from mooncake.master.replies import failure, health_reply, json_reply, leader_reply
 from mooncake.master.service import MasterService
 from mooncake.master.summary import Summary
 from mooncake.master.tenants.admin import TenantRoutes
@@ -92,16 +93,7 @@ class AdminServer:
         return _text(self._summary.line())
 
     async def _get_health(self, _: web.Request) -> web.Response:
-        return json_reply(
-            {
-                "status": "ok",
-                "role": "leader",
-                "ha_state": "serving",
-                "service_ready": True,
-                "leader_address": None,
-                "view_version": None,
-            }
-        )
+        return health_reply("leader", "serving", True, self._view)
 
     async def _get_role(self, _: web.Request) -> web.Response:
         return web.Response(text="leader")
@@ -110,7 +102,12 @@ class AdminServer:
         return web.Response(text="serving")
 
     async def _get_leader(self, _: web.Request) -> web.Response:
-        return json_reply({"present": False, "leader_address": None, "view_version": None})
+        return leader_reply(self._view)
+
+    @property
+    def _view(self) -> View | None:
+        """As which this master was elected; None if it stands alone."""
+        return None if self._service.reign is None else self._service.reign.view
 
     async def _get_kv_events_status(self, _: web.Request) -> web.Response:
         counters = self._service.counters
