@@ -180,12 +180,14 @@ class Client:
     def call_first(self, message: Message, reply: type[Reply]) -> Reply:
         """As `call`, of a process that begins: where masters elect their leader it waits until there is one."""
         end = time.monotonic() + self._place.wait_s
+        first: StoreError | None = None  # says why; later ones may only say that it is still so
         while True:
             try:
                 return self.call(message, reply)
-            except (Unavailable, TimedOut):
+            except (Unavailable, TimedOut) as error:
+                first = first or error
                 if time.monotonic() >= end:
-                    raise
+                    raise first from None
             time.sleep(PROBE_INTERVAL)
 
     def begin(self, message: Message, reply: type[Reply]) -> Callable[[], Reply]:
