@@ -83,7 +83,7 @@ class Standing:
 
     async def resign(self) -> None:
         """Let another one be elected at once, if the back end can be told soon."""
-        if self._reign is not None:
+        if self._reign is not None and not self._candidate.problem:
             await asyncio.get_running_loop().run_in_executor(None, self._candidate.resign, self._reign)
 
     def begin_anew(self) -> NoReturn:

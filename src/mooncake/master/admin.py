@@ -31,6 +31,9 @@ _LONGEST_REQUEST_LINE = 1 << 20  # bytes; /batch_query_keys lists its keys there
 _STATUS = {"OK": 1, "DRAINING": 2, "DRAINED": 3}  # the drop-in's numbers; 0 for all others
 
 
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
 class AdminServer:
     """Serves one master's HTTP interface on a socket that is listening already."""
 
@@ -62,7 +65,9 @@ class AdminServer:
             await asyncio.sleep(REPORT_SECONDS)
 
     def _application(self) -> web.Application:
-        application = web.Application(middlewares=[*require_bearer(self._service.secret), _answer_failures])
+        application = web.Application(
+            middlewares=[*require_bearer(self._service.secret), self._only_while_leading, _answer_failures]
+        )
         get, post = application.router.add_get, application.router.add_post
         get("/metrics", self._get_metrics)
         get("/metrics/summary", self._get_summary)
@@ -83,6 +88,20 @@ class AdminServer:
         DrainRoutes(self._service).add_to(application)
         TenantRoutes(self._service).add_to(application)
         return application
+
+    @web.middleware
+    async def _only_while_leading(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        reign = self._service.reign
+        if reign is None or reign.holds():
+            return await handler(request)
+        return json_reply(
+            {
+                "success": False,
+                "error_code": int(ErrorCode.UNAVAILABLE_IN_CURRENT_STATUS),
+                "error_message": "this master leads no longer, and is about to be a standby",
+            },
+            503,
+        )
 
     # ------------------------------------------------------------ the master itself
 
@@ -269,9 +288,6 @@ class AdminServer:
                 "error_message": "",
             }
         )
-
-
-_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @web.middleware
