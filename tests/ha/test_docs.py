@@ -20,7 +20,7 @@ PORTS = ("6379", "50051", "50061", "9003", "9013")
 
 
 @pytest.mark.slow
-def test_the_commands_run(cleanup, tmp_path):
+def test_the_commands_run(cleanup):
     """With other ports; who is to kill the leader kills it."""
     if not server("redis-server"):
         pytest.skip("there is no redis-server here")
@@ -46,7 +46,7 @@ def test_the_commands_run(cleanup, tmp_path):
             argv.append(f"--port={free_port()}")
         argv[0] = server(argv[0]) if argv[0] == "redis-server" else str(BIN / argv[0])
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        process = subprocess.Popen(argv, env=environment, cwd=tmp_path, **quiet)
+        process = subprocess.Popen(argv, env=environment, **quiet)
         cleanup.callback(process.wait, 10)
         cleanup.callback(process.terminate)
         processes.append(process)

@@ -128,7 +128,7 @@ def test_who_led_is_tried_while_the_back_end_is_away(make_backend):
     place, fresh = LeaderPlace(backend.address), LeaderPlace(backend.address)
     assert place.find() == ("10.0.0.1", 50051)
     backend.service.kill()
-    time.sleep(0.4)
+    time.sleep(0.6)
     assert place.find() == ("10.0.0.1", 50051)
     with pytest.raises(ConnectionRefusedError, match=r"redis at 127\.0\.0\.1:\d+ cannot be used"):
         fresh.find()

@@ -23,7 +23,7 @@ CLUSTER = "MC_STORE_CLUSTER_ID"
 DEFAULT_CLUSTER = "mooncake_cluster"
 
 _FIND_S = 1.0  # seconds that a look may take
-_FRESH_S = 0.3  # and what it found is good for
+_FRESH_S = 0.5  # and what it found is good for
 _KUBERNETES_NAME = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 _EXPECTED = (
     "HOST:PORT, etcd://HOST:PORT[,HOST:PORT], redis://HOST:PORT or k8s://NAMESPACE/LEASE (the first three of those "
@@ -80,7 +80,9 @@ class LeaderPlace(MasterPlace):
 
     def __init__(self, text: str) -> None:
         self.text = without_password(text)
+        self._text = text
         self._election = open_election(text)
+        self._owner = os.getpid()
         self._lock = threading.Lock()
         self._term = 0  # the highest one seen
         self._lower_since = 0.0
@@ -107,6 +109,8 @@ class LeaderPlace(MasterPlace):
         return f"no leading master is reached by {self.text}: {getattr(error, 'strerror', None) or error}"
 
     def _look(self) -> None:
+        if self._owner != os.getpid():  # a forked child must not use the connections of its parent
+            self._owner, self._election = os.getpid(), open_election(self._text)
         try:
             view = call_within(_FIND_S, self._election.look)
             if view is not None:
