@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mooncake.election import base, kubernetes, places
+from mooncake.election import addresses, base, kubernetes
 from mooncake.master.flag_table import BY_NAME
 from tests.engine.services import Redis, server
 from tests.processes import BIN, free_port, wait_until
@@ -75,7 +75,7 @@ def test_what_is_named_exists():
     others = {"master", "host", "master_server_address", "global_segment_size", "port", "save", "retry", "policy"}
     for flag in set(re.findall(r"--(\w+)", PAGE)) - others:
         assert flag in BY_NAME, flag
-    for variable in (places.CLUSTER, kubernetes.SERVER, kubernetes.CREDENTIALS):
+    for variable in (addresses.CLUSTER, kubernetes.SERVER, kubernetes.CREDENTIALS):
         assert f"`{variable}`" in PAGE
     assert f"{base.LEASE_S:g} s" in PAGE
     assert f"cannot renew for {base.LEASE_S - base.MARGIN_S:g} s" in PAGE

@@ -6,8 +6,10 @@ import time
 
 import pytest
 
+from mooncake.election.addresses import open_election
 from mooncake.election.base import LEASE_S, TERM_STEP, View
-from mooncake.election.places import LeaderPlace, master_place, open_election
+from mooncake.election.leader import LeaderPlace
+from mooncake.election.places import master_place
 from mooncake.errors import ConfigError, MetadataError
 from tests.ha.kubernetes_api import KubernetesApi
 from tests.processes import wait_until

@@ -48,6 +48,7 @@ def examine(address: str) -> dict:
     return {one["subject"]: (one["status"], one["text"]) for one in json.loads(done.stdout)["findings"]}
 
 
+@pytest.mark.slow
 def test_the_doctor(make_backend, make_pool):
     backend = make_backend("redis")
     shown = backend.address.replace("a%20secret", "***")

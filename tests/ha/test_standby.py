@@ -44,6 +44,7 @@ def test_a_store_that_asks_a_standby(make_backend, make_pool, caplog):
     assert "this master is a standby" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_store_that_begins_while_nobody_leads(make_backend, make_pool, cleanup):
     """It waits for the election."""
     backend = make_backend("redis")
@@ -56,6 +57,7 @@ def test_a_store_that_begins_while_nobody_leads(make_backend, make_pool, cleanup
     assert store.put("k", b"v") == 0
 
 
+@pytest.mark.slow
 def test_a_store_without_any_leader(make_backend, caplog):
     started = time.monotonic()
     store = MooncakeDistributedStore()

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from mooncake.config_text import without_password
-from mooncake.election.places import open_election
+from mooncake.election.addresses import open_election
 from mooncake.master.candidate import Candidate
 from mooncake.master.flag_table import Value
 from mooncake.master.ha_settings import election_text, published_address
