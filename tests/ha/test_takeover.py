@@ -5,6 +5,7 @@ import threading
 import time
 
 import pytest
+import redis
 
 from mooncake.store import MooncakeDistributedStore
 from tests.ha.backends import Backend
@@ -198,6 +199,27 @@ def test_a_back_end_that_is_killed_and_started(backend, make_pool, load, away):
     seconds_until(lambda: pool.leaders() and running.good_at > started + 2, 2 * LEASE + 2, "a leader that serves")
     assert health(pool.leader())["view_version"] >= before
     check(running)
+
+
+@pytest.mark.slow
+def test_a_back_end_that_forgets_who_leads_again_and_again(make_backend, make_pool, load):
+    """For up to a second two lead each time; in a pool that is full, so that room is given out again and again."""
+    backend = make_backend("redis")
+    pool = make_pool(backend, 3, "--default_kv_lease_ttl=500ms")
+    loads = [load(pool, 4 * MIB) for _ in range(2)]
+    terms = {health(pool.leader())["view_version"]}
+    direct = redis.Redis(port=backend.service.port, db=3, password="a secret")
+    for _ in range(6):
+        direct.flushdb()
+        time.sleep(1.5)
+        wait_until(lambda: len(pool.leaders()) == 1, 10, "one leader")
+        terms.add(health(pool.leader())["view_version"])
+        good = time.monotonic()
+        wait_until(lambda good=good: all(one.good_at > good for one in loads), 10, "good gets")
+    for one in loads:
+        one.end()
+    assert [one.wrong for one in loads] == [[], []]
+    assert len(terms) == 7
 
 
 @pytest.mark.slow
