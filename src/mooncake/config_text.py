@@ -150,3 +150,8 @@ def _parse_yaml(text: str) -> object:
         raise ValueError(f"{error.problem or 'it is not YAML'}{at}") from None
     except yaml.YAMLError:
         raise ValueError("it is not YAML") from None
+
+
+def without_password(address: str) -> str:
+    """An address with scheme and password as messages may show it."""
+    return re.sub(r"(://[^/@]*):[^/]*@", r"\1:***@", address)[:200]

@@ -214,7 +214,7 @@ EACH_KIND = [pytest.param(kind, marks=() if kind == "http" else pytest.mark.slow
 _CLASSES = dict(zip(KINDS, (Http, OtherHttp, Master, Etcd, Redis), strict=True))
 
 
-def start_service(kind: str, folder: Path) -> Service:
+def start_service(kind: str, folder: Path, make: type[Service] | None = None) -> Service:
     """Skips the test if the server of that kind cannot be had here."""
     command = {"etcd": "etcd", "redis": "redis-server"}.get(kind)
     if command and not server(command):
@@ -223,7 +223,7 @@ def start_service(kind: str, folder: Path) -> Service:
         except OSError:
             reason = "scripts/install fetches it"
         pytest.skip(f"there is no {command} here: {reason}")
-    return _CLASSES[kind](folder)
+    return (make or _CLASSES[kind])(folder)
 
 
 def server(command: str) -> str:

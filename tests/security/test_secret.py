@@ -192,7 +192,7 @@ def test_requests_without_a_proof(secret, master, make_worker):
     nonce = new_nonce()
     half = Hello(PROTOCOL, "test", "client", "1-1", "elsewhere", nonce)
     wrong = Prove(Secret(OTHER).proof(CLIENT, nonce, nonce))
-    read = Read(info.segment, [0, 1000])
+    read = Read(info.segment, [0, 1000], 0, 0)
     for port, question in ((master.port, Exist(["k"])), (tcp_port(info.tcp), read)):
         for messages in ((question,), (HELLO,), (half, question), (half, wrong), (half, wrong, question), (wrong,)):
             connection = raw(port)

@@ -19,6 +19,13 @@ def test_a_master_without_kv_events():
     assert done.stdout == "set()\n"
 
 
+@pytest.mark.parametrize("module", ["mooncake.segment.server", "mooncake.cli.master", "mooncake.store"])
+def test_elections_are_for_those_who_hold_them(module):
+    program = f"import sys, {module}; print({{'mooncake.election.leader', 'redis', 'etcd3gw'}} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
 def test_what_needs_numpy_comes_when_it_is_named():
     import mooncake.store
 

@@ -129,7 +129,7 @@ def test_port_in_use(master: Master) -> None:
     ("arguments", "part"),
     [
         (["--nonsense"], "--nonsense is unknown"),
-        (["--enable_ha"], "high availability"),
+        (["--enable_ha"], "--enable_ha needs the address of etcd"),
         (["--config_path=/nonexistent/master.json"], "cannot be read"),
         (["--rpc_interface=absent0", "--port=0", "--metrics_port=0"], "absent0"),
         (["--log_dir=/nonexistent", "--port=0"], "--log_dir=/nonexistent"),

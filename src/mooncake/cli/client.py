@@ -26,7 +26,12 @@ def _parser() -> argparse.ArgumentParser:
         help="where to publish the segment: http://HOST:PORT/metadata, etcd://HOST:PORT, redis://HOST:PORT; "
         "P2PHANDSHAKE: nowhere (default)",
     )
-    add("--master_server_address", default="127.0.0.1:50051", help="host:port of the master (default %(default)s)")
+    add(
+        "--master_server_address",
+        default="127.0.0.1:50051",
+        help="host:port of the master (default %(default)s); etcd://HOST:PORT, redis://HOST:PORT or "
+        "k8s://NAMESPACE/LEASE where several elect the one that leads",
+    )
     add("--protocol", default="tcp", help="tcp, or rdma where present (default %(default)s)")
     add("--device_names", default="", help="RDMA devices; unused with tcp")
     add("--global_segment_size", type=size, default="4 GB", help="memory to contribute (default %(default)s)")

@@ -21,7 +21,12 @@ def add_parser(commands: Any) -> None:
     )
     add = parser.add_argument
     add("--config", metavar="FILE", help="the pool's JSON file (default: $MOONCAKE_CONFIG_PATH, if set)")
-    add("--master", metavar="HOST:PORT", help="the master, instead of the one in the file (default: $MOONCAKE_MASTER)")
+    add(
+        "--master",
+        metavar="HOST:PORT",
+        help="the master, or etcd://, redis://, k8s:// to find it, instead of the one in the file "
+        "(default: $MOONCAKE_MASTER)",
+    )
     add("--metrics-port", type=whole, metavar="PORT",
         help="of the master's HTTP interface (default: $MOONCAKE_MASTER_METRICS_PORT, else 9003)")  # fmt: skip
     add("--instance", action="append", default=[], metavar="URL",

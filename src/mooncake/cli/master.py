@@ -15,12 +15,14 @@ import signal
 import socket
 import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from importlib import import_module
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import uvloop
 
+from mooncake.config_text import without_password
 from mooncake.errors import ConfigError
 from mooncake.installed_once import refuse_if_cpp_installed
 from mooncake.master import logs
@@ -28,12 +30,16 @@ from mooncake.master.config import MasterConfig
 from mooncake.master.counters import Counters
 from mooncake.master.flag_table import FLAGS, Value
 from mooncake.master.flags import Settings, help_text, parse_command_line, read_settings
+from mooncake.master.reign import Reign
 from mooncake.master.service import MasterService
 from mooncake.master.snapshots.settings import SnapshotSettings, snapshot_settings
 from mooncake.master.tenants.policy import Policy, open_policy
 from mooncake.rpc.descriptors import allow_many
 from mooncake.security.secret import warn_if_exposed
 from mooncake.version import __version__
+
+if TYPE_CHECKING:
+    from mooncake.metadata.server import MetadataServer
 
 logger = logging.getLogger(__name__)
 
@@ -67,45 +73,63 @@ def main() -> int:
 
 
 async def _run(settings: Settings) -> None:
-    """Serve until a signal comes.  Raises ConfigError if a port cannot be had."""
+    """Serve until a signal comes; as one of several masters, only while elected.  Raises ConfigError if a port cannot
+    be had."""
     values = settings.values
     allow_many()
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in _SIGNALS:
         loop.add_signal_handler(number, stopped.set)
-    policy = open_policy(values)
-    config = _master_config(settings, policy)
+    config, policy = _master_config(settings)
     snapshots = snapshot_settings(values)
     admin_socket = _listen(str(values["metrics_host"]), int(values["metrics_port"]), "metrics_host", "metrics_port")
     metadata_socket = _listen_for_metadata(values)
-    service = await _serve(config, "port" if values["rpc_port"] == 0 else "rpc_port", snapshots)
-    warn_if_exposed(logger, "this master", config.rpc_address, service.secret)
-    service.tenant_policy = policy
     for note in settings.notes:
         logger.warning("%s", note)
-    logger.info(
-        "Master service started on port %d, max_threads=%d, %s", service.port, settings.max_threads, _shown(values)
-    )
-    admin = loop.create_task(_start_http(service, values, admin_socket, metadata_socket))
-    admin.add_done_callback(lambda task: stopped.set() if not task.cancelled() and task.exception() else None)
-    await stopped.wait()
-    if admin.done():
-        admin.result()  # raises what kept the HTTP server from starting
-    logger.info("Shutdown signal received, exiting gracefully")
-    admin.cancel()
-    await service.close()
+    if not values["enable_ha"]:
+        service = await _serve(config, _port_flag(values), snapshots)
+        await _serve_until(stopped, service, settings, policy, admin_socket, _start_metadata(values, metadata_socket))
+        return
+    from mooncake.cli.standing import Standing
+
+    rpc_socket = _listen(config.rpc_address, config.rpc_port, "rpc_address", _port_flag(values))
+    standing = Standing(values, config.rpc_address, rpc_socket)
+    metadata = loop.create_task(_start_metadata(values, metadata_socket))
+    reign = await standing.wait(admin_socket, stopped)
+    if reign is None:
+        return
+    try:
+        config, policy = _master_config(settings)  # with the tenants' quotas as they are by now
+        service = await _serve(config, _port_flag(values), snapshots, reign, rpc_socket)
+        watch = loop.create_task(standing.watch(service, stopped))
+        await _serve_until(stopped, service, settings, policy, admin_socket, metadata)
+        watch.cancel()
+    finally:
+        await standing.resign()
+    if reign.reason:
+        standing.begin_anew()
 
 
-async def _serve(config: MasterConfig, flag: str, snapshots: SnapshotSettings | None) -> MasterService:
-    service = MasterService(config, Counters())
+def _port_flag(values: Mapping[str, Value]) -> str:
+    return "rpc_port" if values["rpc_port"] else "port"
+
+
+async def _serve(
+    config: MasterConfig,
+    flag: str,
+    snapshots: SnapshotSettings | None,
+    reign: Reign | None = None,
+    rpc_socket: socket.socket | None = None,
+) -> MasterService:
+    service = MasterService(config, Counters(), reign)
     directory, restored = service.directory, None
     if snapshots is not None and snapshots.restores:
         from mooncake.master.snapshots.restore import restore
 
         restored = await restore(directory, snapshots)
     try:
-        await service.start()
+        await service.start(rpc_socket)
     except OSError as error:
         raise _no_port(config.rpc_address, config.rpc_port, "rpc_address", flag, error) from None
     if restored is not None:
@@ -119,28 +143,62 @@ async def _serve(config: MasterConfig, flag: str, snapshots: SnapshotSettings | 
     return service
 
 
+async def _serve_until(
+    stopped: asyncio.Event,
+    service: MasterService,
+    settings: Settings,
+    policy: Policy | None,
+    admin_socket: socket.socket,
+    metadata: "Awaitable[MetadataServer | None]",
+) -> None:
+    """`metadata`: the HTTP metadata server, if there is one, when it has started."""
+    values = settings.values
+    warn_if_exposed(logger, "this master", service.config.rpc_address, service.secret)
+    service.tenant_policy = policy
+    logger.info(
+        "Master service started on port %d, max_threads=%d, %s", service.port, settings.max_threads, _shown(values)
+    )
+    http = asyncio.create_task(_start_http(service, values, admin_socket, metadata))
+    http.add_done_callback(lambda task: stopped.set() if not task.cancelled() and task.exception() else None)
+    await stopped.wait()
+    if http.done():
+        http.result()  # raises what kept the HTTP server from starting
+    if service.reign is None or service.reign.holds():
+        logger.info("Shutdown signal received, exiting gracefully")
+    http.cancel()
+    await service.close()
+
+
 async def _start_http(
     service: MasterService,
     values: Mapping[str, Value],
     admin_socket: socket.socket,
-    metadata_socket: socket.socket | None,
+    metadata: "Awaitable[MetadataServer | None]",
 ) -> None:
     """Import the HTTP servers beside the serving loop, start them, then report until cancelled."""
     admin_module = await _imported("mooncake.master.admin")
     admin = admin_module.AdminServer(service)
     await admin.start(admin_socket)
     logger.info("Master admin server started on port %d", admin_socket.getsockname()[1])
-    if metadata_socket is not None:
-        metadata_module = await _imported("mooncake.metadata.server")
-        metadata = metadata_module.MetadataServer(metadata_module.Dialect.MASTER)
-        await metadata.start(metadata_socket)
-        logger.info("HTTP metadata server started on port %d", metadata_socket.getsockname()[1])
-        logger.info("C++ HTTP metadata server started successfully")  # the line that start-up scripts wait for
-        if values["enable_metadata_cleanup_on_timeout"]:
-            service.directory.on_expired = metadata.forget
+    server = await metadata
+    if server is not None and values["enable_metadata_cleanup_on_timeout"]:
+        service.directory.on_expired = server.forget
     gc.freeze()  # what was imported lives as long as the process
     if values["enable_metric_reporting"]:
         await admin.report()
+
+
+async def _start_metadata(
+    values: Mapping[str, Value], metadata_socket: socket.socket | None
+) -> "MetadataServer | None":
+    if metadata_socket is None:
+        return None
+    module = await _imported("mooncake.metadata.server")
+    server: MetadataServer = module.MetadataServer(module.Dialect.MASTER)
+    await server.start(metadata_socket)
+    logger.info("HTTP metadata server started on port %d", metadata_socket.getsockname()[1])
+    logger.info("C++ HTTP metadata server started successfully")  # the line that start-up scripts wait for
+    return server
 
 
 async def _imported(module: str) -> ModuleType:
@@ -156,12 +214,14 @@ async def _imported(module: str) -> ModuleType:
         await asyncio.sleep(1.0)
 
 
-def _master_config(settings: Settings, policy: Policy | None) -> MasterConfig:
+def _master_config(settings: Settings) -> tuple[MasterConfig, Policy | None]:
+    """And where changes of the tenants' quotas are kept."""
     values = settings.values
+    policy = open_policy(values)
     interface = str(values["rpc_interface"])
     endpoint, backend_id = str(values["kv_events_bind_endpoint"]), str(values["kv_events_backend_id"])
     publishes = bool(values["enable_kv_events"]) and bool(endpoint) and bool(backend_id)
-    return MasterConfig(
+    config = MasterConfig(
         rpc_address=_interface_address(interface) if interface else str(values["rpc_address"]),
         rpc_port=settings.rpc_port,
         lease_ms=int(values["default_kv_lease_ttl"]),
@@ -198,6 +258,7 @@ def _master_config(settings: Settings, policy: Policy | None) -> MasterConfig:
         kv_events_with_keys=bool(values["kv_events_emit_object_key"]),
         tenant_quotas=None if policy is None else policy.load(),
     )
+    return config, policy
 
 
 def _interface_address(interface: str) -> str:
@@ -255,7 +316,7 @@ def _configure_logs(values: Mapping[str, Value]) -> None:
 def _shown(values: Mapping[str, Value]) -> str:
     """All settings, as the start-up line shows them (truth values as 0 and 1)."""
     return ", ".join(
-        f"{flag.name}={int(value) if isinstance(value := values[flag.name], bool) else value}"
+        f"{flag.name}={int(value) if isinstance(value := values[flag.name], bool) else without_password(str(value))}"
         for flag in FLAGS
         if flag.name not in _UNLOGGED
     )

@@ -15,6 +15,7 @@ from mooncake.client.put import PiecesOf, Trust
 from mooncake.errors import ErrorCode, StoreError, TransferError
 from mooncake.rpc.client import Client
 from mooncake.rpc.messages import Found, GetReply, GetStart
+from mooncake.transfer.base import Leased
 from mooncake.transfer.pieces import Pieces, pieces_of
 from mooncake.transfer.steps import finish
 
@@ -28,12 +29,12 @@ def now() -> float:
 
 
 class Located(NamedTuple):
-    """Where a batch is: a code or a Found a key; asked at `sent`, reading must end before `deadline` (see `now`)."""
+    """Where a batch is: a code or a Found a key; reading must end before `deadline` (see `now`)."""
 
     found: list[int | Found]
     lease: int
     deadline: float
-    sent: float
+    leased: Leased
 
 
 class GetPipeline:
@@ -66,7 +67,8 @@ class GetPipeline:
                 self._meter.not_read([int(error.code)] * len(keys))
                 raise
             self._meter.looked_up(reply.found)
-            return Located(reply.found, reply.lease, sent + reply.lease_ms / 1e3 * (1 - LEASE_MARGIN), sent)
+            deadline = sent + reply.lease_ms / 1e3 * (1 - LEASE_MARGIN)
+            return Located(reply.found, reply.lease, deadline, Leased(reply.term, sent))
 
         return located
 
@@ -78,7 +80,7 @@ class GetPipeline:
     def finish_batch(self, located: Located) -> None:
         """As finish, after all of the batch has been read."""
         self.finish(located)
-        self._meter.got(self._meter.batch_get_time, now() - located.sent)
+        self._meter.got(self._meter.batch_get_time, now() - located.leased.sent)
 
     def get_one(self, key: str, room: Callable[[int], int], trust: Callable[[int, int], bool]) -> int:
         """Copy one value to where `room`(size) says: an address, or a code <= 0 that ends the call.  The value's
@@ -93,7 +95,7 @@ class GetPipeline:
         code = self._read_one(located, found, room, trust)
         if code <= 0:
             self._meter.not_read((code,))
-        self._meter.got(self._meter.get_time, now() - located.sent)
+        self._meter.got(self._meter.get_time, now() - located.leased.sent)
         return code
 
     def _read_one(
@@ -111,12 +113,12 @@ class GetPipeline:
             if mapped is None:
                 pieces = pieces_of([address], [size])
                 trusted = trust(address, size)
-                steps = self._fetch_steps([found.places], lambda _: pieces, located.deadline, lambda _: trusted)
+                steps = self._fetch_steps([found.places], lambda _: pieces, located, lambda _: trusted)
                 return finish(steps)[0] or size
             attachment, transport = mapped
             try:
-                transport.get_one(place[1], size, address, trust(address, size))
-            except TransferError as error:
+                transport.get_one(place[1], size, address, trust(address, size), located.leased)
+            except StoreError as error:
                 return int(error.code)
             finally:
                 attachment.leave()
@@ -127,26 +129,26 @@ class GetPipeline:
         finally:
             self.finish(located)
 
-    def fetch(self, places: list[list[list[int]]], pieces_of: PiecesOf, deadline: float, trust: Trust) -> list[int]:
+    def fetch(self, places: list[list[list[int]]], pieces_of: PiecesOf, located: Located, trust: Trust) -> list[int]:
         """As fetch_steps, at once."""
-        return finish(self.fetch_steps(places, pieces_of, deadline, trust))
+        return finish(self.fetch_steps(places, pieces_of, located, trust))
 
     def fetch_steps(
-        self, places: list[list[list[int]]], pieces_of: PiecesOf, deadline: float, trust: Trust
+        self, places: list[list[list[int]]], pieces_of: PiecesOf, located: Located, trust: Trust
     ) -> Generator[None, None, list[int]]:
         """Copy values into pieces.  `places`: for each value the places of its replicas.  A code a value."""
         segment = _only_segment(places)
         if segment:
             ranges = list(itertools.chain.from_iterable(place[1:] for (place,) in places))
-            code = yield from self._read_all(segment, ranges, pieces_of(range(len(places))), deadline, trust)
+            code = yield from self._read_all(segment, ranges, pieces_of(range(len(places))), located, trust)
             codes = [code] * len(places)
         else:
-            codes = yield from self._fetch_steps(places, pieces_of, deadline, trust)
+            codes = yield from self._fetch_steps(places, pieces_of, located, trust)
         self._meter.not_read(codes)
         return codes
 
     def _fetch_steps(
-        self, places: list[list[list[int]]], pieces_of: PiecesOf, deadline: float, trust: Trust
+        self, places: list[list[list[int]]], pieces_of: PiecesOf, located: Located, trust: Trust
     ) -> Generator[None, None, list[int]]:
         codes = [0] * len(places)
         left = {
@@ -161,22 +163,22 @@ class GetPipeline:
                 if segment < 0:
                     got = self._read_disk(-segment, share, pieces_of, trust)
                 else:
-                    got = yield from self._read(segment, share, pieces_of, deadline, trust)
+                    got = yield from self._read(segment, share, pieces_of, located, trust)
                 for cut, code in zip(share, got, strict=True):
                     if code:
                         failed.append(cut.value)
                         codes[cut.value] = code
-            left = {i: left[i][1:] for i in dict.fromkeys(failed) if len(left[i]) > 1 and now() < deadline}
+            left = {i: left[i][1:] for i in dict.fromkeys(failed) if len(left[i]) > 1 and now() < located.deadline}
             for i in left:
                 codes[i] = 0
         return codes
 
     def _read(
-        self, segment: int, share: "list[_Cut]", pieces_of: PiecesOf, deadline: float, trust: Trust
+        self, segment: int, share: "list[_Cut]", pieces_of: PiecesOf, located: Located, trust: Trust
     ) -> Generator[None, None, list[int]]:
         """A code for all of the share."""
         ranges = list(itertools.chain.from_iterable(cut.ranges for cut in share))
-        code = yield from self._read_all(segment, ranges, _pieces(share, pieces_of), deadline, trust)
+        code = yield from self._read_all(segment, ranges, _pieces(share, pieces_of), located, trust)
         return [code] * len(share)
 
     def _read_disk(self, segment: int, share: "list[_Cut]", pieces_of: PiecesOf, trust: Trust) -> list[int]:
@@ -191,7 +193,7 @@ class GetPipeline:
             vector = pieces_of([cut.value for cut in some])
             try:
                 with self._attachments.use(segment) as transport:
-                    finish(transport.get_steps(ranges, vector, trust(vector)))
+                    finish(transport.get_steps(ranges, vector, trust(vector), None))
             except (TransferError, StoreError) as error:
                 return int(error.code)
             self._attachments.count(segment, vector.total)
@@ -205,18 +207,18 @@ class GetPipeline:
             return [int(error.code)] * len(share)
 
     def _read_all(
-        self, segment: int, ranges: list[int], vector: Pieces, deadline: float, trust: Trust
+        self, segment: int, ranges: list[int], vector: Pieces, located: Located, trust: Trust
     ) -> Generator[None, None, int]:
         """`ranges` of a segment → `vector`: a code."""
         try:
             with self._attachments.use(segment) as transport:
-                yield from transport.get_steps(ranges, vector, trust(vector))
+                yield from transport.get_steps(ranges, vector, trust(vector), located.leased)
         except TransferError as error:
             self._attachments.forget(segment)
             return int(error.code)
         except StoreError as error:
             return int(error.code)
-        if now() >= deadline:
+        if now() >= located.deadline:
             return int(ErrorCode.LEASE_EXPIRED)
         self._attachments.count(segment, vector.total, read=True)
         return 0

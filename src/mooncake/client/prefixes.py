@@ -5,6 +5,7 @@ Owns a connection or two to the master, and nothing else: no segment, no registe
 
 import secrets
 
+from mooncake.election.places import master_place
 from mooncake.rpc.client import Client
 from mooncake.rpc.messages import PROTOCOL, Count, Hello, Need, Prefix, PrefixReply, RemoveRegex
 from mooncake.transfer.host import host_id
@@ -13,11 +14,12 @@ from mooncake.version import __version__
 
 class PrefixClient:
     """Thread-safe.  Connects with the first call; each call ends within `limit` seconds a round trip.  The keys are
-    those of `tenant`, if the master has tenants."""
+    those of `tenant`, if the master has tenants.  Raises ConfigError for an impossible address."""
 
     def __init__(self, master: str, limit: float, tenant: str = "default") -> None:
         client = f"{secrets.randbits(64)}-{secrets.randbits(64)}"
-        self._rpc = Client(master, Hello(PROTOCOL, __version__, "client", client, host_id(), tenant=tenant), limit)
+        hello = Hello(PROTOCOL, __version__, "client", client, host_id(), tenant=tenant)
+        self._rpc = Client(master_place(master), hello, limit)
 
     @property
     def down(self) -> bool:

@@ -16,10 +16,12 @@ import msgspec
 
 from mooncake.client.child import PrivateServer
 from mooncake.config_text import environment_truth, environment_whole
+from mooncake.election.places import master_place
 from mooncake.errors import ConfigError
-from mooncake.rpc.client import Client, parse_address
+from mooncake.rpc.client import Client
 from mooncake.rpc.disk_messages import DiskSettings
 from mooncake.rpc.messages import PROTOCOL, Codes, Hello, Ping, Serve
+from mooncake.rpc.place import MasterPlace
 from mooncake.transfer.host import host_id
 from mooncake.transfer.listening import join_host, listen_address, split_host
 from mooncake.transfer.metadata.backends import is_peer_to_peer
@@ -87,9 +89,13 @@ class ClientConfig:
             )
         if not 0 <= self.buffer_size <= LARGEST_BUFFER:
             raise ConfigError(f"local_buffer_size is {self.buffer_size} bytes; expected 0 to {LARGEST_BUFFER} (1 TB)")
+        self.place()
+
+    def place(self) -> MasterPlace:
+        """Where the master is.  Raises ConfigError."""
         try:
-            parse_address(self.master)
-        except ValueError as error:
+            return master_place(self.master)
+        except ConfigError as error:
             raise ConfigError(f"master_server_addr: {error}") from None
 
 
@@ -108,8 +114,8 @@ class Session:
             self.name = join_host(host, port)
             self.client_id = f"{secrets.randbits(64)}-{secrets.randbits(64)}"
             self.hello = Hello(PROTOCOL, __version__, "client", self.client_id, host_id(), tenant=config.tenant)
-            self.rpc = Client(config.master, self.hello, config.control_limit)
-            self.rpc.call(Ping(), Codes)
+            self.rpc = Client(config.place(), self.hello, config.control_limit)
+            self.rpc.call_first(Ping(), Codes)
             if config.metadata and not config.segment_size:
                 self._refuse_taken_name()
             if config.segment_size:

@@ -207,7 +207,7 @@ class GetSessions:
             codes = self._gets.fetch(
                 [places for _, places, _ in some],
                 _by_index([room for _, _, room in some]),
-                reading.located.deadline,
+                reading.located,
                 trust,
             )
             for (i, _, _), code in zip(some, codes, strict=True):

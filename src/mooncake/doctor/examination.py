@@ -9,7 +9,7 @@ from mooncake.doctor.checks import Check, run_all
 from mooncake.doctor.findings import Finding
 from mooncake.doctor.instance import Instance, learn
 from mooncake.doctor.pool import PoolPlace
-from mooncake.rpc.client import parse_address
+from mooncake.rpc.place import parse_address
 
 _HOST_LIMIT = 12.0  # seconds of one check of the host
 _QUESTIONS = 8  # that one check asks one after the other, at most

@@ -7,15 +7,19 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from urllib.parse import quote
 
+from mooncake.config_text import without_password
 from mooncake.doctor import processes, web
 from mooncake.doctor.findings import Finding, fail, ok, unknown, warn
-from mooncake.errors import StoreError
+from mooncake.election.places import master_place
+from mooncake.errors import ConfigError, ErrorCode, StoreError
 from mooncake.rpc import frame
-from mooncake.rpc.client import Connection, parse_address
+from mooncake.rpc.client import Connection
 from mooncake.rpc.messages import PROTOCOL, Hello, Ping
+from mooncake.rpc.place import parse_address
 from mooncake.rpc.sockets import connect, set_time_limit
 from mooncake.security.secret import authorization
 from mooncake.transfer.host import host_id
+from mooncake.transfer.listening import join_host
 from mooncake.version import __version__
 
 AREA = "pool"
@@ -35,7 +39,7 @@ _OWN_KEY = re.compile(r"vllm/([0-9a-f]{16,})/[^/]+/(?:[^/]+/)*([0-9a-f]+)")
 class PoolPlace:
     """Where a pool's services are; learned as they answer."""
 
-    master: str = ""  # host:port
+    master: str = ""  # host:port, or how to find who leads
     metrics_port: int = 9003
     metadata: str = ""  # a URL, or P2PHANDSHAKE
     metrics_given: bool = False
@@ -49,11 +53,23 @@ class PoolPlace:
 
 def look_at_master(place: PoolPlace) -> list[Finding]:
     """Its RPC port: reachable, ours, awake, of our version."""
-    subject = f"master {place.master}"
+    subject = f"master {without_password(place.master)}"
     try:
-        host, port = parse_address(place.master)
-    except ValueError as error:
+        named = master_place(place.master)
+    except ConfigError as error:
         return [fail(AREA, subject, str(error), f"Correct it in {place.origin}.")]
+    try:
+        host, port = named.find()
+    except OSError as error:
+        advice = "Start the back end, and masters with --enable_ha; the cluster's name must be theirs too."
+        return [fail(AREA, subject, str(error), advice)]
+    if "://" not in place.master:
+        return _ask_master(place, subject, host, port)
+    place.master = join_host(host, port)
+    return [ok(AREA, subject, f"{place.master} leads"), *_ask_master(place, f"master {place.master}", host, port)]
+
+
+def _ask_master(place: PoolPlace, subject: str, host: str, port: int) -> list[Finding]:
     try:
         sock = connect(host, port, place.limit)
     except OSError as error:
@@ -67,6 +83,8 @@ def look_at_master(place: PoolPlace) -> list[Finding]:
     except BlockingIOError:
         return [_silent(subject, host, port, place.limit)]
     except StoreError as error:
+        if error.code == ErrorCode.UNAVAILABLE_IN_CURRENT_STATUS:
+            return [fail(AREA, subject, str(error), "Give the address of the masters' back end instead of this one's.")]
         return [fail(AREA, subject, str(error), "Install one version of mooncake-py everywhere.")]
     except (OSError, frame.FramingError) as error:
         return [
@@ -134,6 +152,8 @@ def _find_http(place: PoolPlace) -> tuple[str, str]:
 
     Where no port was given, the ports that a master of this host listens on are tried as well.
     """
+    if "://" in place.master:
+        return "", "it is not known who leads"
     host = place.host
     shown = f"[{host}]" if ":" in host else host
     ports = [place.metrics_port]

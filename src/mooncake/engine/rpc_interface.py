@@ -201,8 +201,9 @@ class RpcInterface:
     def _borrow(self, target: str) -> socket.socket:
         """An idle connection that is still good, or a new one.  Raises OSError, ValueError."""
         from mooncake.errors import StoreError
-        from mooncake.rpc.client import Connection, parse_address
+        from mooncake.rpc.client import Connection
         from mooncake.rpc.messages import PROTOCOL, Hello
+        from mooncake.rpc.place import parse_address
         from mooncake.security.secret import read_secret
         from mooncake.version import __version__
 

@@ -16,7 +16,8 @@ _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
 class Registration(msgspec.Struct, frozen=True):
-    """Who publishes KV events, and what they are about.  `block_size` in tokens; an empty `modelname`: any model."""
+    """Who publishes KV events, and what they are about.  `block_size` in tokens; an empty `modelname`: any model.
+    `endpoint` may be several, separated by commas: those of masters of which one publishes at a time."""
 
     endpoint: str
     instance_id: str
@@ -28,6 +29,10 @@ class Registration(msgspec.Struct, frozen=True):
     tenant_id: str = "default"
     dp_rank: int = 0
     additionalsalt: str = ""
+
+    @property
+    def endpoints(self) -> list[str]:
+        return [endpoint.strip() for endpoint in self.endpoint.split(",")]
 
     @property
     def name(self) -> tuple[str, str, int]:
@@ -55,9 +60,11 @@ def parse_registration(fields: Mapping[str, Any]) -> Registration:
         raise ValueError(f"block_size must be a number of tokens from 1 to {1 << 20}, but is {made.block_size}")
     if made.dp_rank < 0:
         raise ValueError(f"dp_rank must not be below 0, but is {made.dp_rank}")
-    for field in ("endpoint", "replay_endpoint"):
-        address = getattr(made, field)
-        if address and (not address.startswith(("tcp://", "ipc://")) or "*" in address):
+    for field, address in (
+        *(("endpoint", endpoint) for endpoint in made.endpoints),
+        ("replay_endpoint", made.replay_endpoint),
+    ):
+        if (address or field == "endpoint") and (not address.startswith(("tcp://", "ipc://")) or "*" in address):
             raise ValueError(f"{field} must be an address to connect to such as tcp://10.0.0.1:5557, but is {address}")
     return made
 

@@ -2,7 +2,8 @@
 
 Messages are numbered.  After a gap the missing ones are asked of the publisher's replay socket, if it has one; what
 cannot be had makes everything unsure, and the holding is emptied.  So is that of a publisher that has begun anew, or
-is away for longer than a moment.  An entry that should not be there is so corrected at the next message at the latest.
+is away for longer than a moment.  Masters of which one leads are followed as one publisher: only the leader publishes,
+and a new one has begun anew.  An entry that should not be there is so corrected at the next message at the latest.
 """
 
 import asyncio
@@ -61,7 +62,8 @@ class Subscription:
         self._monitor = self._socket.get_monitor_socket(_UP | _DOWN)
         self._socket.subscribe(b"")
         try:
-            self._socket.connect(registration.endpoint)
+            for endpoint in registration.endpoints:
+                self._socket.connect(endpoint)
         except zmq.ZMQError as error:
             self._socket.disable_monitor()
             self._monitor.close()

@@ -12,10 +12,11 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from mooncake.config_text import parse_bool
+from mooncake.election.base import View
 from mooncake.errors import ErrorCode, StoreError
 from mooncake.master.drain_admin import DrainRoutes
 from mooncake.master.metrics import CONTENT_TYPE, Metrics
-from mooncake.master.replies import failure, json_reply
+from mooncake.master.replies import failure, health_reply, json_reply, leader_reply
 from mooncake.master.service import MasterService
 from mooncake.master.summary import Summary
 from mooncake.master.tenants.admin import TenantRoutes
@@ -28,6 +29,9 @@ REPORT_SECONDS = 10.0
 _SLICE = 1000  # keys looked up at a time
 _LONGEST_REQUEST_LINE = 1 << 20  # bytes; /batch_query_keys lists its keys there
 _STATUS = {"OK": 1, "DRAINING": 2, "DRAINED": 3}  # the drop-in's numbers; 0 for all others
+
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class AdminServer:
@@ -61,7 +65,9 @@ class AdminServer:
             await asyncio.sleep(REPORT_SECONDS)
 
     def _application(self) -> web.Application:
-        application = web.Application(middlewares=[*require_bearer(self._service.secret), _answer_failures])
+        application = web.Application(
+            middlewares=[*require_bearer(self._service.secret), self._only_while_leading, _answer_failures]
+        )
         get, post = application.router.add_get, application.router.add_post
         get("/metrics", self._get_metrics)
         get("/metrics/summary", self._get_summary)
@@ -83,6 +89,20 @@ class AdminServer:
         TenantRoutes(self._service).add_to(application)
         return application
 
+    @web.middleware
+    async def _only_while_leading(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        reign = self._service.reign
+        if reign is None or reign.holds():
+            return await handler(request)
+        return json_reply(
+            {
+                "success": False,
+                "error_code": int(ErrorCode.UNAVAILABLE_IN_CURRENT_STATUS),
+                "error_message": "this master leads no longer, and is about to be a standby",
+            },
+            503,
+        )
+
     # ------------------------------------------------------------ the master itself
 
     async def _get_metrics(self, _: web.Request) -> web.Response:
@@ -92,16 +112,7 @@ class AdminServer:
         return _text(self._summary.line())
 
     async def _get_health(self, _: web.Request) -> web.Response:
-        return json_reply(
-            {
-                "status": "ok",
-                "role": "leader",
-                "ha_state": "serving",
-                "service_ready": True,
-                "leader_address": None,
-                "view_version": None,
-            }
-        )
+        return health_reply("leader", "serving", True, self._view)
 
     async def _get_role(self, _: web.Request) -> web.Response:
         return web.Response(text="leader")
@@ -110,7 +121,12 @@ class AdminServer:
         return web.Response(text="serving")
 
     async def _get_leader(self, _: web.Request) -> web.Response:
-        return json_reply({"present": False, "leader_address": None, "view_version": None})
+        return leader_reply(self._view)
+
+    @property
+    def _view(self) -> View | None:
+        """As which this master was elected; None if it stands alone."""
+        return None if self._service.reign is None else self._service.reign.view
 
     async def _get_kv_events_status(self, _: web.Request) -> web.Response:
         counters = self._service.counters
@@ -272,9 +288,6 @@ class AdminServer:
                 "error_message": "",
             }
         )
-
-
-_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @web.middleware

@@ -74,12 +74,14 @@ class Directory:
         counters: Counters,
         clock: Callable[[], float] = boot_clock,
         wall: Callable[[], float] = time.time,
+        term: int = 0,
     ) -> None:
+        """`term`: that this master was elected for; 0: it stands alone, and takes the time for one."""
         self.config = config
         self.counters = counters
         self.clock = clock
         now = clock()
-        self.pool = Pool(term=int(wall() * 1000))
+        self.pool = Pool(term or int(wall() * 1000))
         window = config.disk_recovery_window_s if config.enable_offload else config.recovery_window_s
         self.tombstones = Tombstones(window, now)
         self.puts = Puts()

@@ -45,7 +45,6 @@ class Capability(NamedTuple):
     switch: str = ""
 
 
-HIGH_AVAILABILITY = Capability("high availability (several masters)", "enable_ha")
 OPLOG = Capability("the replicated operation log", "enable_oplog")
 FILE_TIER = Capability("a shared file system as storage tier")
 NVME_OF = Capability("NVMe-over-fabrics segments")
@@ -130,6 +129,10 @@ def _snapshot(name: str, kind: Kind, default: Value, text: str, least: float | N
     return Flag(name, kind, default, text, least=least, switches=("enable_snapshot", "enable_snapshot_restore"))
 
 
+def _elected(name: str, default: str, text: str, inert: str = "", choices: tuple[str, ...] = ()) -> Flag:
+    return Flag(name, Kind.STRING, default, text, inert=inert, choices=choices, switches=("enable_ha",))
+
+
 BOOL, INT32, INT64, UINT32, UINT64 = Kind.BOOL, Kind.INT32, Kind.INT64, Kind.UINT32, Kind.UINT64
 DOUBLE, STRING, DURATION = Kind.DOUBLE, Kind.STRING, Kind.DURATION
 
@@ -170,7 +173,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("allow_evict_soft_pinned_objects", BOOL, True, "Evict soft-pinned objects when nothing else can be evicted"),
     _ratio("eviction_ratio", 0.05, "Share of the pool that one eviction frees at least"),
     _ratio("eviction_high_watermark_ratio", 0.9, "Share of the pool in use above which eviction starts ahead of demand (1: only on demand)"),
-    Flag("cluster_id", STRING, "mooncake_cluster", "Name of this cluster: its snapshots lie under it, and the tenants' quotas in etcd"),
+    Flag("cluster_id", STRING, "mooncake_cluster", "Name of this cluster: its leader is elected under it, its snapshots lie under it, and the tenants' quotas in etcd"),
     # Tasks
     Flag("max_total_finished_tasks", UINT32, 10_000, "Finished tasks to remember"),
     Flag("max_total_pending_tasks", UINT32, 10_000, "Tasks that may wait"),
@@ -201,12 +204,12 @@ FLAGS: tuple[Flag, ...] = (
     Flag("cxl_path", STRING, "/dev/dax0.0", "Device of the CXL memory", CXL),
     Flag("cxl_size", UINT64, 8 << 30, "Bytes of CXL memory", CXL),
     # High availability
-    Flag("enable_ha", BOOL, False, "Run as one of several masters", HIGH_AVAILABILITY),
-    Flag("ha_backend_type", STRING, "etcd", "Where masters elect their leader: etcd, redis or k8s", HIGH_AVAILABILITY),
-    Flag("ha_backend_connstring", STRING, "", "How to reach that back end", HIGH_AVAILABILITY),
-    Flag("etcd_endpoints", STRING, "", "Addresses of etcd, separated by semicolons", HIGH_AVAILABILITY),
-    Flag("pod_name", STRING, os.environ.get("POD_NAME", ""), "Pod name for Kubernetes (default: $POD_NAME)", HIGH_AVAILABILITY),
-    Flag("pod_namespace", STRING, os.environ.get("POD_NAMESPACE", ""), "Pod namespace for Kubernetes (default: $POD_NAMESPACE)", HIGH_AVAILABILITY),
+    Flag("enable_ha", BOOL, False, "Run as one of several masters, which elect their leader"),
+    _elected("ha_backend_type", "etcd", "Where masters elect their leader", choices=("etcd", "redis", "k8s")),
+    _elected("ha_backend_connstring", "", "How to reach that back end: HOST:PORT[;HOST:PORT] of etcd, redis://HOST:PORT, or NAMESPACE/LEASE"),
+    _elected("etcd_endpoints", "", "Addresses of etcd, separated by semicolons, where ha_backend_connstring is empty"),
+    _elected("pod_name", os.environ.get("POD_NAME", ""), "Pod name for Kubernetes (default: $POD_NAME)", inert="a lease names its holder by address"),
+    _elected("pod_namespace", os.environ.get("POD_NAMESPACE", ""), "Namespace of the lease, if ha_backend_connstring names none (default: $POD_NAMESPACE, then the pod's own)"),
     Flag("enable_oplog", BOOL, False, "Replicate the directory's changes to the other masters", OPLOG),
     Flag("oplog_poll_interval_ms", INT32, 1000, "Milliseconds between a standby's polls", OPLOG),
     Flag("oplog_batch_max_entries", UINT32, 1024, "Entries of one batch of the log", OPLOG),

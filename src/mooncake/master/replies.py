@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 from aiohttp import web
 
+from mooncake.election.base import View
 from mooncake.errors import ErrorCode
 
 _JSON = "application/json"
@@ -25,6 +26,21 @@ def failure(code: ErrorCode, message: str = "") -> web.Response:
     """The answer to a request that ended with `code`."""
     status = _HTTP_STATUS.get(code, 500)
     return json_reply({"success": False, "error_code": int(code), "error_message": message or code.name}, status)
+
+
+def health_reply(role: str, state: str, ready: bool, view: View | None) -> web.Response:
+    """`view`: who leads, if that is known and elected."""
+    return json_reply({"status": "ok", "role": role, "ha_state": state, "service_ready": ready, **_told(view)})
+
+
+def leader_reply(view: View | None) -> web.Response:
+    return json_reply({"present": view is not None, **_told(view)})
+
+
+def _told(view: View | None) -> dict[str, object]:
+    if view is None:
+        return {"leader_address": None, "view_version": None}
+    return {"leader_address": view.address, "view_version": view.term}
 
 
 def json_reply(content: object, status: int = 200) -> web.Response:

@@ -103,7 +103,7 @@ def _got(session: Session, lease: int, found: list[int | m.Found]) -> Message:
         service.directory.end_read([lease], service.directory.clock(), _name(session))
         lease = 0
     service.counters.request("get_replica_list", len(found), failed)
-    return m.GetReply(lease, service.config.lease_ms, found)
+    return m.GetReply(lease, service.config.lease_ms, found, service.directory.term)
 
 
 @handles(m.LeaseReturn)
@@ -137,7 +137,7 @@ def _queried(session: Session, found: list[int | m.Found]) -> Message:
     service = session.service
     failed = len([answer for answer in found if type(answer) is int])
     service.counters.request("get_replica_list", len(found), failed)
-    return m.GetReply(0, service.config.lease_ms, found)
+    return m.GetReply(0, service.config.lease_ms, found, service.directory.term)
 
 
 # ---------------------------------------------------------------- writing

@@ -11,8 +11,8 @@ from mooncake.master.handlers import Reply, handles, in_steps
 from mooncake.master.plain import columns_of
 from mooncake.master.pool import Segment
 from mooncake.rpc import messages as m
-from mooncake.rpc.client import parse_address
 from mooncake.rpc.message import Message
+from mooncake.rpc.place import parse_address
 from mooncake.rpc.segment_messages import Retire
 
 if TYPE_CHECKING:
@@ -35,6 +35,10 @@ def _mount(session: Session, request: m.Mount) -> Reply:
         parse_address(request.info.tcp)
     except ValueError as error:
         raise StoreError(ErrorCode.INVALID_PARAMS, f"segment {request.info.name[:200]!r}: {error}") from None
+    if service.reign is not None and request.term > term:
+        later = f"segment {request.info.name[:200]} was served under the later term {request.term}"
+        service.reign.end(later, request.term)
+        raise StoreError(ErrorCode.UNAVAILABLE_IN_CURRENT_STATUS, "this master leads no longer")
     rpc = "mount_segment" if request.term == 0 else "remount_segment"
     try:
         segment, resumed = directory.mount(

@@ -31,6 +31,7 @@ from mooncake.master.directory import Directory
 from mooncake.master.handlers import HANDLERS, Reply, in_steps, must_wait_for, when_ended
 from mooncake.master.membership import Client
 from mooncake.master.pool import Segment
+from mooncake.master.reign import Reign
 from mooncake.master.tenants.names import scope_of, wrong_name
 from mooncake.master.tenants.policy import Policy
 from mooncake.master.tenants.scoping import scope_request
@@ -38,6 +39,7 @@ from mooncake.rpc import frame
 from mooncake.rpc.handshake import MOST_BYTES, Guard
 from mooncake.rpc.message import Message
 from mooncake.rpc.messages import DECODERS, KINDS, PROTOCOL, Exist, ExistReply, Failure, Hello, Welcome, encode
+from mooncake.rpc.sockets import notice_lost_hosts
 from mooncake.security.anteroom import LIMIT, Anteroom
 from mooncake.security.secret import read_secret
 from mooncake.version import __version__
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mooncake.master")
 
+_BACKLOG = 1024
 BUSY_TICK_S = 0.01
 IDLE_TICK_S = 0.1
 _COLLECT_S = 10.0
@@ -62,10 +65,11 @@ _MANY = 16  # keys in a question that is worth remembering
 class MasterService:
     """A running master.  `port` is the one it listens on."""
 
-    def __init__(self, config: MasterConfig, counters: Counters) -> None:
+    def __init__(self, config: MasterConfig, counters: Counters, reign: Reign | None = None) -> None:
         self.config = config
         self.counters = counters
-        self.directory = Directory(config, counters)
+        self.reign = reign  # None: it needs nobody's leave to serve
+        self.directory = Directory(config, counters, term=0 if reign is None else reign.view.term)
         self.port = 0
         self.secret = read_secret()
         self.anteroom = Anteroom()
@@ -84,14 +88,17 @@ class MasterService:
         self._awake_until = self._crowded_until = self._looked = 0.0
         self._collected_by_others = gc.isenabled()
 
-    async def start(self) -> None:
+    async def start(self, listening: socket.socket | None = None) -> None:
+        """Serve, on a socket that listens already or else on the configured address."""
         if self.config.kv_events_endpoint:
             from mooncake.master.kv_publisher import publish_events
 
             self._publisher = publish_events(self.config, self.counters, self.directory.catalog)
-        self._server = await self._loop.create_server(
-            lambda: Session(self), self.config.rpc_address, self.config.rpc_port, backlog=1024
-        )
+        if listening is None:
+            host, port = self.config.rpc_address, self.config.rpc_port
+            self._server = await self._loop.create_server(lambda: Session(self), host, port, backlog=_BACKLOG)
+        else:
+            self._server = await self._loop.create_server(lambda: Session(self), sock=listening, backlog=_BACKLOG)
         self.port = self._server.sockets[0].getsockname()[1]
         gc.collect()
         gc.freeze()  # what is there now stays; a full collection then looks only at what came later,
@@ -253,7 +260,7 @@ class Session(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        _notice_lost_hosts(transport.get_extra_info("socket"))
+        notice_lost_hosts(transport.get_extra_info("socket"))
         self.service.sessions.add(self)
         if not self._guard.is_open:
             self._ticket = self.service.anteroom.enter(self.abort)
@@ -285,6 +292,8 @@ class Session(asyncio.Protocol):
             self._transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
+        if self._may_not_serve:
+            return
         try:
             if self._silent:
                 self._silent = False
@@ -328,10 +337,19 @@ class Session(asyncio.Protocol):
 
     def _answer_more(self) -> None:
         frames, self._unanswered = self._unanswered, []
-        if self._transport is not None:
+        if self._transport is not None and not self._may_not_serve:
             self._answer_some(frames)
             if not self._unanswered and not self._overfull:
                 self._transport.resume_reading()
+
+    @property
+    def _may_not_serve(self) -> bool:
+        """Its time as the leader may be over, whatever time passed since this loop looked last; hangs up then."""
+        reign = self.service.reign
+        if reign is None or reign.holds():
+            return False
+        self.abort()
+        return True
 
     def _warn(self, error: Exception) -> None:
         peer = self._transport.get_extra_info("peername") if self._transport is not None else None
@@ -403,7 +421,7 @@ class Session(asyncio.Protocol):
             raw = None if reply is None else frame.pack(got.kind, frame.REPLY, got.request_id, encode(reply))
         except Exception as error:
             raw = _refusal(got, error)
-        if raw is not None and self._transport is not None:
+        if raw is not None and self._transport is not None and not self._may_not_serve:
             self._transport.write(raw)
         self.service.flush()
 
@@ -454,15 +472,6 @@ class Session(asyncio.Protocol):
     def _send_one_way(self, message: Message) -> None:
         if self._transport is not None:
             self._transport.write(frame.pack(KINDS[type(message)], frame.ONE_WAY, 0, encode(message)))
-
-
-def _notice_lost_hosts(sock: socket.socket) -> None:
-    """Have the kernel close a connection to a host that has been silent for 20 s."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 8)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 3)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 20_000)
 
 
 def _refusal(got: frame.Frame, error: Exception) -> bytes | None:

@@ -2,7 +2,7 @@
 
 Each call borrows a connection (newest first), sends, and waits for its reply; concurrent callers get connections of
 their own, so nothing is demultiplexed.  Every call ends within the limit.  A server found down is *marked* down:
-calls then fail at once until a background probe has reached it again.
+calls then fail at once until a background probe has reached it again, wherever it is by then.
 """
 
 import contextlib
@@ -19,6 +19,7 @@ from mooncake.errors import ErrorCode, StoreError, TimedOut, Unavailable
 from mooncake.rpc import frame, handshake
 from mooncake.rpc.message import Message
 from mooncake.rpc.messages import DECODERS, KINDS, REPLY_OF, Failure, Hello, PutStart, Welcome, encode
+from mooncake.rpc.place import MasterPlace
 from mooncake.rpc.sockets import connect, send_soon, set_time_limit
 
 Reply = TypeVar("Reply", bound=Message)
@@ -28,26 +29,6 @@ PROBE_INTERVAL = 0.1  # seconds between two attempts of the background probe
 _RECEIVE = 256 << 10
 _MAX_IDLE = 16
 _BROKEN = (OSError, frame.FramingError, msgspec.MsgspecError)
-
-
-def parse_address(address: str) -> tuple[str, int]:
-    """("host", port) of "host:port" or "[v6]:port".  Raises ValueError with a sentence."""
-    host, colon, port = address.strip().rpartition(":")
-    if not colon or not port.isdigit() or not 0 < int(port) < 65536 or not host:
-        raise ValueError(
-            f"{address[:200]!r} is not an address; expected host:port with a port from 1 to 65535, "
-            "such as 127.0.0.1:50051"
-        )
-    return host.strip("[]"), int(port)
-
-
-def unreachable(address: str, error: Exception) -> str:
-    """Why a master that was never reached cannot be, and what to do, for the user."""
-    reason = (error.strerror if isinstance(error, OSError) else "") or str(error)
-    return (
-        f"the master at {address} cannot be reached ({reason}); start mooncake_master there, or correct the address "
-        "(the port is its rpc_port, 50051 by default)"
-    )
 
 
 class Connection:
@@ -142,6 +123,17 @@ class Connection:
         self.term = welcome.term
         return welcome
 
+    def greet_master(self, hello: Hello, place: MasterPlace) -> Welcome:
+        """As `greet`, what should be the master found at `place`; OSError too if it is none now."""
+        try:
+            welcome = self.greet(hello)
+        except StoreError as error:
+            if error.code != ErrorCode.UNAVAILABLE_IN_CURRENT_STATUS:
+                raise
+            raise ConnectionRefusedError(str(error)) from None  # a standby: it says who leads
+        place.accept(welcome.term)
+        return welcome
+
     def close(self) -> None:
         self.sock.close()
 
@@ -152,11 +144,11 @@ def _refused(answer: frame.Frame) -> StoreError:
 
 
 class Client:
-    """All of a process's calls to one master."""
+    """All of a process's calls to one master, or to whoever is the master."""
 
-    def __init__(self, address: str, hello: Hello, limit: float) -> None:
-        self.address = address
-        self._host, self._port = parse_address(address)
+    def __init__(self, place: MasterPlace, hello: Hello, limit: float) -> None:
+        self.address = place.text
+        self._place = place
         self._hello = hello
         self._limit = limit
         self._idle: list[Connection] = []
@@ -184,6 +176,19 @@ class Client:
         A PutStart only if it is indeed another master: the old one may have granted it already.
         """
         return cast(Reply, self._timed_call(message, None, time.monotonic()))
+
+    def call_first(self, message: Message, reply: type[Reply]) -> Reply:
+        """As `call`, of a process that begins: where masters elect their leader it waits until there is one."""
+        end = time.monotonic() + self._place.wait_s
+        first: StoreError | None = None  # says why; later ones may only say that it is still so
+        while True:
+            try:
+                return self.call(message, reply)
+            except (Unavailable, TimedOut) as error:
+                first = first or error
+                if time.monotonic() >= end:
+                    raise first from None
+            time.sleep(PROBE_INTERVAL)
 
     def begin(self, message: Message, reply: type[Reply]) -> Callable[[], Reply]:
         """Send a request; what is returned waits for its reply, as `call`.  Raises as `call`."""
@@ -304,7 +309,7 @@ class Client:
             raise TimedOut(f"the master at {self.address} did not answer within {self._limit} s") from None
         except _BROKEN as error:
             self._mark_down()
-            raise Unavailable(unreachable(self.address, error)) from None
+            raise Unavailable(self._place.unreachable(error)) from None
         return connection, generation
 
     def _repost(self, connection: Connection) -> None:
@@ -321,17 +326,21 @@ class Client:
                 self._unanswered += connection.posted.values()
 
     def _open(self) -> Connection:
-        connection = Connection(connect(self._host, self._port, min(CONNECT_LIMIT, self._limit)))
+        connection = Connection(connect(*self._place.find(), min(CONNECT_LIMIT, self._limit)))
         try:
             set_time_limit(connection.sock, self._limit)
-            welcome = connection.greet(self._hello)
+            welcome = connection.greet_master(self._hello, self._place)
         except BaseException:
             connection.close()
             raise
+        former: list[Connection] = []
         with self._lock:
             if self.welcome is not None and welcome.term != self.welcome.term:
                 self._generation += 1
+                former, self._idle = self._idle, []
             self.welcome = welcome
+        for other in former:  # to a master that was followed by this one
+            self._discard(other)
         return connection
 
     def _give_back(self, connection: Connection, generation: int) -> None:

@@ -21,10 +21,13 @@ class Attached(Message):
 
 
 class Read(Message):
-    """`ranges` (flat: offset, length, ...) of one segment.  The reply, Codes, is followed by their bytes."""
+    """`ranges` (flat: offset, length, ...) of one segment.  The reply, Codes, is followed by their bytes unless it is
+    an error.  `term` of the master that leased them, and how long ago it was asked; 0: what this server has staged."""
 
     segment: int
     ranges: list[int]
+    term: int
+    age_us: int
 
 
 class WriteRecord(Message):

@@ -65,7 +65,7 @@ from mooncake.rpc.task_messages import (
     TaskState,
 )
 
-PROTOCOL = 2
+PROTOCOL = 3
 
 
 # ---------------------------------------------------------------- session
@@ -181,11 +181,12 @@ class Found(Message):
 
 
 class GetReply(Message):
-    """`found`: for each key a code < 0 or its Found.  `lease` 0: nothing was leased."""
+    """`found`: for each key a code < 0 or its Found.  `lease` 0: nothing was leased.  `term` of the master."""
 
     lease: int
     lease_ms: int
     found: list[int | Found]
+    term: int
 
 
 class LeaseReturn(Message):

@@ -20,6 +20,15 @@ def connect(host: str, port: int, limit: float) -> socket.socket:
     return sock
 
 
+def notice_lost_hosts(sock: socket.socket) -> None:
+    """Have the kernel close a connection to a host that has been silent for 20 s."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 8)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 3)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 20_000)
+
+
 _libc = ctypes.PyDLL(None, use_errno=True)  # PyDLL: calls keep the interpreter lock
 _libc.send.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int]
 _libc.send.restype = ctypes.c_ssize_t

@@ -14,9 +14,10 @@ import msgspec
 
 from mooncake.errors import ErrorCode, StoreError
 from mooncake.rpc import frame
-from mooncake.rpc.client import Connection, parse_address
+from mooncake.rpc.client import Connection
 from mooncake.rpc.data_messages import Write, WriteRecord
 from mooncake.rpc.messages import Codes, Hello
+from mooncake.rpc.place import parse_address
 from mooncake.rpc.record_messages import Body
 from mooncake.rpc.sockets import connect, set_time_limit
 from mooncake.rpc.task_messages import CopyEnded, CopyPart

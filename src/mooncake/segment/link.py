@@ -6,13 +6,14 @@ import os
 import select
 import threading
 import time
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NoReturn, cast
 
 import msgspec
 
+from mooncake.election.places import master_place
 from mooncake.errors import ErrorCode, StoreError
 from mooncake.rpc import frame
-from mooncake.rpc.client import Connection, parse_address, unreachable
+from mooncake.rpc.client import Connection
 from mooncake.rpc.disk_messages import DiskMounted, DiskOrders, DiskReport
 from mooncake.rpc.message import Message
 from mooncake.rpc.messages import (
@@ -47,6 +48,7 @@ SILENCE = 3.0  # a master that says nothing so long is given up
 RETRY = 0.1
 CALL_LIMIT = 5.0
 TELL_LIMIT = 1.5
+FIRST_LIMIT = 8.0  # for the first mount, where a leader has to be elected first
 ANNOUNCED_AHEAD = 4  # announcements on their way to the master, so that neither side waits for the other
 SETTLE = 0.02  # how often to look whether a writer has gone while a kill waits for it
 
@@ -58,8 +60,8 @@ class MasterLink(threading.Thread):
 
     def __init__(self, master: str, info: SegmentInfo, owner: Owner) -> None:
         super().__init__(name="mooncake-master-link", daemon=True)
-        self._address = parse_address(master)
-        self._master = master
+        self._place = master_place(master)
+        self._master = self._place.text
         self._info = info
         self._owner = owner
         self._hello = Hello(PROTOCOL, __version__, "segment", info.client, info.host)
@@ -79,6 +81,7 @@ class MasterLink(threading.Thread):
 
     def run(self) -> None:
         first = True
+        give_up = time.monotonic() + min(self._place.wait_s, FIRST_LIMIT)
         while not self._stopping.is_set():
             connection: Connection | None = None
             try:
@@ -91,8 +94,8 @@ class MasterLink(threading.Thread):
                 self.ready.set()
                 self._serve(connection)
             except _LOST as error:
-                if first:
-                    self.refused = str(error) if isinstance(error, StoreError) else unreachable(self._master, error)
+                if first and (isinstance(error, StoreError) or time.monotonic() >= give_up):
+                    self.refused = str(error) if isinstance(error, StoreError) else self._place.unreachable(error)
                     self.ready.set()
                     return
                 if connection is not None:
@@ -125,12 +128,14 @@ class MasterLink(threading.Thread):
 
     def _mount(self) -> Connection:
         """A greeted connection with the segment mounted on it."""
-        connection = Connection(connect(*self._address, 1.0))
+        connection = Connection(connect(*self._place.find(), 1.0))
         try:
             set_time_limit(connection.sock, CALL_LIMIT)
             former = self._owner.memory.table
             served, lease_ms = former.term, former.lease_ms
-            welcome = connection.greet(self._hello)
+            welcome = connection.greet_master(self._hello, self._place)
+            if welcome.term < served:
+                self._refuse(connection, served)
             self._owner.serve_master(welcome.term, max(welcome.lease_ms, lease_ms))
             mounted = cast(Mounted, connection.call(Mount(self._info, served, lease_ms)))
             if not mounted.resumed:
@@ -139,6 +144,11 @@ class MasterLink(threading.Thread):
             connection.close()
             raise
         return connection
+
+    def _refuse(self, connection: Connection, served: int) -> NoReturn:
+        """This master is older than the one that was served last: it hears so, and is not served."""
+        connection.call(Mount(self._info, served, self._owner.memory.table.lease_ms))
+        raise StoreError(ErrorCode.INVALID_VERSION, f"a master of term {served} was served already")
 
     def _serve(self, connection: Connection) -> None:
         """Until the connection breaks or we stop."""

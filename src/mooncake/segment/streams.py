@@ -136,6 +136,10 @@ class Streams(threading.Thread):
             _reply(stream, request_id, message, Codes([ErrorCode.SEGMENT_NOT_FOUND]))
             return
         _check_ranges(message.ranges, memory.size)
+        sent = time.clock_gettime(time.CLOCK_BOOTTIME) - message.age_us / 1e6
+        if message.term and not memory.table.honours(message.term, sent):
+            _reply(stream, request_id, message, Codes([ErrorCode.LEASE_EXPIRED]))
+            return
         _reply(stream, request_id, message, Codes([0]), more=True)
         started = time.monotonic()
         for at in range(0, len(message.ranges), 2):

@@ -90,9 +90,10 @@ class Dummy(Member):
 def _ask(address: str) -> "Introduction":
     from msgspec import MsgspecError
 
-    from mooncake.rpc.client import Connection, parse_address
+    from mooncake.rpc.client import Connection
     from mooncake.rpc.frame import FramingError
     from mooncake.rpc.messages import PROTOCOL, Hello
+    from mooncake.rpc.place import parse_address
     from mooncake.rpc.sockets import connect, set_time_limit
     from mooncake.rpc.task_messages import Introduce, Introduction
 

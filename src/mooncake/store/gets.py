@@ -247,7 +247,7 @@ def _fetch(
             yield from client.gets.fetch_steps(
                 [found.places for found in founds],
                 vectors,
-                located.deadline,
+                located,
                 trust_of(client, checked, write=True),
             )
         )

@@ -58,7 +58,7 @@ def get_ranges(
         codes = client.gets.fetch(
             places,
             lambda values: Pieces(addresses[list(values)], lengths[list(values)]),
-            located.deadline,
+            located,
             lambda pieces: client.covers(pieces, True),
         )
     finally:

@@ -2,9 +2,17 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator
+from typing import NamedTuple
 
 from mooncake.rpc.data_messages import WriteRecord
 from mooncake.transfer.pieces import Pieces
+
+
+class Leased(NamedTuple):
+    """By which master's leave something is read: its term, and when it was asked (seconds, boot clock)."""
+
+    term: int
+    sent: float
 
 
 class Transport(ABC):
@@ -25,8 +33,11 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def get_steps(self, ranges: list[int], pieces: Pieces, trusted: bool) -> Generator[None, None, None]:
-        """Read `ranges` (flat: offset, length, ...) of the segment into `pieces`, in order.  Raises TransferError."""
+    def get_steps(
+        self, ranges: list[int], pieces: Pieces, trusted: bool, leased: Leased | None
+    ) -> Generator[None, None, None]:
+        """Read `ranges` (flat: offset, length, ...) of the segment into `pieces`, in order.  `leased` None: its server
+        has lent them.  Raises TransferError, StoreError (LEASE_EXPIRED) if the lease does not count any more."""
 
     @abstractmethod
     def close(self) -> None:

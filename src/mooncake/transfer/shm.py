@@ -18,7 +18,7 @@ from mooncake.rpc.messages import DECODERS, KINDS, PROTOCOL, Hello, SegmentInfo,
 from mooncake.rpc.sockets import set_time_limit
 from mooncake.security.secret import read_secret
 from mooncake.transfer import table
-from mooncake.transfer.base import Transport, merge
+from mooncake.transfer.base import Leased, Transport, merge
 from mooncake.transfer.file_memory import open_memory
 from mooncake.transfer.file_room import FileRoom
 from mooncake.transfer.memory import SegmentMemory
@@ -114,14 +114,20 @@ class ShmTransport(Transport):
         table.fence()
         return 0 if records.may_write(slot, record.seq, term) else int(ErrorCode.INVALID_WRITE)
 
-    def get_one(self, offset: int, length: int, address: int, trusted: bool) -> None:
+    def get_one(self, offset: int, length: int, address: int, trusted: bool, leased: Leased) -> None:
         """As `get`, of one range to one address."""
+        if not self.memory.table.honours(*leased):
+            raise StoreError(ErrorCode.LEASE_EXPIRED)
         if trusted and self._address:
             ctypes.memmove(address, self._address + offset, length)
         else:
             self._room.empty([offset, length], pieces_of([address], [length]), trusted)
 
-    def get_steps(self, ranges: list[int], pieces: Pieces, trusted: bool) -> Generator[None, None, None]:
+    def get_steps(
+        self, ranges: list[int], pieces: Pieces, trusted: bool, leased: Leased | None
+    ) -> Generator[None, None, None]:
+        if leased is not None and not self.memory.table.honours(*leased):
+            raise StoreError(ErrorCode.LEASE_EXPIRED)
         with self._room.emptying() as emptying:
             emptying.add(merge(ranges), pieces, trusted)
             if emptying.go_on:

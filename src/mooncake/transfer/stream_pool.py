@@ -11,10 +11,11 @@ import msgspec
 
 from mooncake.errors import StoreError, TransferError
 from mooncake.rpc import frame
-from mooncake.rpc.client import Connection, parse_address
+from mooncake.rpc.client import Connection
 from mooncake.rpc.message import Message
 from mooncake.rpc.messages import DECODERS, KINDS, REPLY_OF, Codes, Failure, Hello
 from mooncake.rpc.messages import encode as encode_message
+from mooncake.rpc.place import parse_address
 from mooncake.rpc.sockets import connect, set_time_limit
 from mooncake.transfer.stream import SEND_STEP, STALL_LIMIT, TICK, receive, send, tune
 

@@ -4,7 +4,7 @@ The table makes the master's directory soft: a new master is filled from the tab
 of its own (a memfd that the segment server owns and every same-host client maps), so that it takes nothing from
 the segment's capacity.  Pages that no record has used yet cost no memory.
 
-    header, 4096 bytes   magic, layout version, segment, size, slots, term, lease_ms
+    header, 4096 bytes   magic, layout version, segment, size, slots, term, lease_ms, former term, since
     slot 0, slot 1, ...  SLOT_SIZE bytes each
 
     head slot   u64 revoked seq | u64 seq | u64 term | u32 writer | u32 body length | u32 next slot + 1 |
@@ -12,17 +12,22 @@ the segment's capacity.  Pages that no record has used yet cost no memory.
     spill slot  the same header with state SPILL, only `next` used, then more of the body
 
 Who writes what: the master hands slots out (never two records in one slot at a time); a *writer* fills a record in
-and moves it EMPTY/DEAD → WRITING → COMPLETE; only the *owner* (the segment server) writes `term`, `lease_ms`, `revoked`
+and moves it EMPTY/DEAD → WRITING → COMPLETE; only the *owner* (the segment server) writes the term, `revoked`
 and moves a record to REMOVED or DEAD.  Two fences keep a late writer out, each side writing first and reading after:
 
     writer: state = WRITING, then reads `revoked` and `term`; goes on only if revoked < seq and term is the grant's
             (it looks before too: the slot of a grant that was revoked long ago may hold another record by now)
     owner:  revoked = seq,  then reads `state`; if WRITING, the extents stay quarantined until the writer is gone
     owner:  term = new,     then scans the states (re-mount)
+
+A third one is for readers.  A master waits, before it gives room away, for the longest lease that its forerunner can
+have given *before* this segment's term changed (`since`).  One given later, by a master that does not know yet that
+it was followed, is void: so a reader looks, after it was told where a value is, which term the table has.
 """
 
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -31,7 +36,7 @@ import msgspec
 from mooncake.rpc.record_messages import Body
 
 MAGIC = 0x4D4B5654
-LAYOUT = 1
+LAYOUT = 2
 HEADER_SIZE = 4096
 SLOT_SIZE = 256
 SLOT_HEADER = 48
@@ -41,7 +46,8 @@ GRANULE = 256  # bytes: what the allocator rounds lengths to; as many slots as g
 EMPTY, WRITING, COMPLETE, REMOVED, DEAD, SPILL = range(6)
 _LIVE = (COMPLETE, WRITING, REMOVED)
 
-_HEADER = struct.Struct("<IIQQQQQ")  # magic, layout, segment, size, slots, term, lease_ms
+_HEADER = struct.Struct("<IIQQQQQQd")  # magic, layout, segment, size, slots, term, lease_ms, former, since
+_TERMS = struct.Struct("<QQQd")  # the last four of them
 _TERM_AT = 32
 _SLOT = struct.Struct("<QQQIIIB")  # revoked, seq, term, writer, length, next + 1, state
 _HEAD = struct.Struct(f"<QQIIIB{SLOT_HEADER - 37}x")  # all but revoked, which only the owner writes
@@ -103,7 +109,7 @@ class Table:
         self._words = memory[: len(memory) // _U64.size * _U64.size].cast("Q")
 
     def format(self, segment: int, size: int) -> None:
-        _HEADER.pack_into(self._memory, 0, MAGIC, LAYOUT, segment, size, slot_count(size), 0, 0)
+        _HEADER.pack_into(self._memory, 0, MAGIC, LAYOUT, segment, size, slot_count(size), 0, 0, 0, 0.0)
 
     def check(self, segment: int) -> None:
         """Raise ValueError unless this is the table of `segment` in a layout we know."""
@@ -126,9 +132,20 @@ class Table:
 
     def set_term(self, term: int, lease_ms: int) -> None:
         """Owner: from now on serve this master.  Scan only afterwards."""
-        _U64.pack_into(self._memory, _TERM_AT + 8, lease_ms)
+        known, _, former, since = _TERMS.unpack_from(self._memory, _TERM_AT)
+        if known != term:
+            former, since = known, time.clock_gettime(time.CLOCK_BOOTTIME)
+        _TERMS.pack_into(self._memory, _TERM_AT, known, lease_ms, former, since)
         _U64.pack_into(self._memory, _TERM_AT, term)
         fence()
+
+    # -- reader
+
+    def honours(self, term: int, sent: float) -> bool:
+        """Whether a lease that master `term` gave to a request of `sent` (seconds, boot clock) counts for whoever is
+        the master by now.  To be asked once, after the lease has come."""
+        known, _, former, since = _TERMS.unpack_from(self._memory, _TERM_AT)
+        return bool(known == term or (former == term and sent <= since))
 
     # -- writer
 

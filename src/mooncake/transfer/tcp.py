@@ -3,13 +3,15 @@
 A batch is one request and one acknowledgement.
 """
 
+import math
+import time
 from collections.abc import Generator
 
-from mooncake.errors import ErrorCode, TransferError
+from mooncake.errors import ErrorCode, StoreError, TransferError
 from mooncake.rpc.client import Connection
 from mooncake.rpc.data_messages import Read, Write, WriteRecord
 from mooncake.rpc.messages import Hello, SegmentInfo
-from mooncake.transfer.base import Transport, merge
+from mooncake.transfer.base import Leased, Transport, merge
 from mooncake.transfer.pieces import Pieces
 from mooncake.transfer.staging import receive_pieces, send_pieces
 from mooncake.transfer.stream_pool import StreamPool, receive_codes, send_message
@@ -38,11 +40,15 @@ class TcpTransport(Transport):
 
         return self._streams.exchange(put)
 
-    def get_steps(self, ranges: list[int], pieces: Pieces, trusted: bool) -> Generator[None, None, None]:
+    def get_steps(
+        self, ranges: list[int], pieces: Pieces, trusted: bool, leased: Leased | None
+    ) -> Generator[None, None, None]:
         yield from ()
-        message = Read(self._segment, merge(ranges))
+        merged, segment = merge(ranges), self._segment
 
         def get(stream: Connection) -> int:
+            age = 0.0 if leased is None else time.clock_gettime(time.CLOCK_BOOTTIME) - leased.sent
+            message = Read(segment, merged, 0 if leased is None else leased.term, math.ceil(age * 1e6))
             send_message(stream.sock, message)
             code = receive_codes(stream.sock).codes[0]
             if not code:
@@ -50,6 +56,8 @@ class TcpTransport(Transport):
             return code
 
         code = self._streams.exchange(get)
+        if code == ErrorCode.LEASE_EXPIRED:
+            raise StoreError(ErrorCode.LEASE_EXPIRED)
         if code:
             raise TransferError(f"{self._endpoint} does not serve that segment any more ({ErrorCode(code).name})")
 

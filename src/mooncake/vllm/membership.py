@@ -1,14 +1,15 @@
 """A worker's membership in the pool: joined when the engine starts, or later, once the master can be reached."""
 
 import logging
-import socket
 import threading
 from collections.abc import Mapping
 from typing import Any
 
+from mooncake.election.places import master_place
 from mooncake.errors import ConfigError
 from mooncake.mooncake_config import MooncakeConfig
-from mooncake.rpc.client import CONNECT_LIMIT, parse_address
+from mooncake.rpc.client import CONNECT_LIMIT
+from mooncake.rpc.place import is_reachable
 from mooncake.store import MooncakeDistributedStore
 
 logger = logging.getLogger("vllm.mooncake")
@@ -86,7 +87,7 @@ class Membership:
 
 def _reachable(address: str) -> bool:
     try:
-        socket.create_connection(parse_address(address), timeout=CONNECT_LIMIT).close()
-    except (OSError, ValueError):
+        place = master_place(address)
+    except ConfigError:
         return False
-    return True
+    return is_reachable(place, CONNECT_LIMIT)

@@ -39,9 +39,7 @@ def open_backend(text: str, ttl: float) -> MetadataBackend:
 
             return Bounded(RedisBackend(address, ttl), CALL_LIMIT)
         case "etcd":
-            members = [
-                _member(member, text) for member in rest.rstrip("/").replace(",", ";").split(";") if member.strip()
-            ]
+            members = members_of(rest, text)
             if members:
                 from mooncake.transfer.metadata.etcd import EtcdBackend
 
@@ -53,12 +51,19 @@ def open_backend(text: str, ttl: float) -> MetadataBackend:
     )
 
 
+def members_of(text: str, whole: str) -> list[tuple[str, int]]:
+    """HOST:PORT, separated by commas or semicolons.  `whole`: of which they are a part, for messages.  Raises
+    ConfigError."""
+    members = (member.rstrip("/") for member in text.replace(",", ";").split(";"))
+    return [_member(member, whole) for member in members if member.strip()]
+
+
 def _member(text: str, whole: str) -> tuple[str, int]:
     host, colon, port = text.strip().rpartition(":")
     if not colon or (":" in host and not host.startswith("[")):
         host, port = text.strip(), "2379"
     if not host or not port.isdigit() or not 0 < int(port) < 65536 or "/" in host:
-        raise ConfigError(f"metadata server {whole!r}: {text!r} is not a HOST:PORT")
+        raise ConfigError(f"{whole!r}: {text!r} is not a HOST:PORT")
     return host.strip("[]"), int(port)
 
 

@@ -45,7 +45,7 @@ class EtcdBackend(MetadataBackend):
         return MEMBER_LIMIT * len(self._clients)
 
     def get(self, key: str) -> bytes | None:
-        found: list[bytes] = self._ask(lambda client: client.get(key.encode()))
+        found: list[bytes] = self.ask(lambda client: client.get(key.encode()))
         if found and len(found[0]) > LARGEST_VALUE:
             raise MetadataError(f"etcd holds more than {LARGEST_VALUE} bytes for {key}")
         return found[0] if found else None
@@ -69,11 +69,11 @@ class EtcdBackend(MetadataBackend):
         lease_id = self._lease_id
         if lease_id is None:
             return False
-        return self._ask(lambda client: Lease(lease_id, client).refresh()) > 0 or self._forget(lease_id)
+        return self.ask(lambda client: Lease(lease_id, client).refresh()) > 0 or self._forget(lease_id)
 
     def remove(self, key: str, value: bytes) -> bool:
         delete: dict[str, object] = {"request_delete_range": {"key": _base64(key.encode())}}
-        return self._ask(lambda client: bool(client.transaction(_if_value(key, value, delete)).get("succeeded")))
+        return self.ask(lambda client: bool(client.transaction(_if_value(key, value, delete)).get("succeeded")))
 
     def close(self) -> None:
         for client in self._clients:
@@ -81,8 +81,8 @@ class EtcdBackend(MetadataBackend):
 
     # -- members and the lease
 
-    def _ask(self, call: Callable[[Etcd3Client], _Result]) -> _Result:
-        """What the first member that answers says."""
+    def ask(self, call: Callable[[Etcd3Client], _Result]) -> _Result:
+        """What the first member that answers says.  Raises MetadataError."""
         reason = ""
         for client in list(self._clients):
             try:
@@ -99,16 +99,16 @@ class EtcdBackend(MetadataBackend):
         raise MetadataError(f"etcd at {members} cannot be reached ({reason})")
 
     def _leased(self, call: Callable[[Etcd3Client, Lease], _Result]) -> _Result:
-        """As `_ask`, under our lease; a new one if etcd does not know it any more."""
+        """As `ask`, under our lease; a new one if etcd does not know it any more."""
         lease_id = self._lease_id
         if lease_id is not None:
             try:
-                return self._ask(lambda client: call(client, Lease(lease_id, client)))
+                return self.ask(lambda client: call(client, Lease(lease_id, client)))
             except MetadataError as error:
                 if _LEASE_GONE not in str(error):
                     raise
-        made = self._lease_id = self._ask(lambda client: client.lease(self._ttl).id)
-        return self._ask(lambda client: call(client, Lease(made, client)))
+        made = self._lease_id = self.ask(lambda client: client.lease(self._ttl).id)
+        return self.ask(lambda client: call(client, Lease(made, client)))
 
     def _forget(self, lease_id: int) -> bool:
         with self._lock:

@@ -13,6 +13,7 @@ from mooncake.transfer.metadata.base import LARGEST_VALUE, MetadataBackend
 try:
     from redis import Redis
     from redis.backoff import NoBackoff
+    from redis.client import Pipeline
     from redis.exceptions import RedisError, WatchError
     from redis.retry import Retry
 except ImportError:
@@ -87,8 +88,7 @@ class RedisBackend(MetadataBackend):
 
     def _change(self, key: str, former: bytes, value: bytes | None) -> bool:
         """Write or (None) delete, if `former` is there at that moment."""
-        with self._asking(), self._redis.pipeline() as transaction:
-            transaction.watch(key)  # type: ignore[no-untyped-call]  # redis-py gives it no types
+        with self.transaction(key) as transaction:
             if transaction.get(key) != former:
                 return False
             transaction.multi()
@@ -96,10 +96,23 @@ class RedisBackend(MetadataBackend):
                 transaction.delete(key)
             else:
                 transaction.set(key, value, ex=self._ttl)
-            try:
-                transaction.execute()
-            except WatchError:
-                return False
+            return self.commit(transaction)
+
+    @contextmanager
+    def transaction(self, *watched: str) -> Iterator[Pipeline]:
+        """A transaction that fails if one of the `watched` keys is changed meanwhile; of those that are read at once,
+        until its `multi`.  Raises MetadataError."""
+        with self._asking(), self._redis.pipeline() as transaction:
+            if watched:
+                transaction.watch(*watched)  # type: ignore[no-untyped-call]  # redis-py gives it no types
+            yield transaction
+
+    def commit(self, transaction: Pipeline) -> bool:
+        """Whether it was done."""
+        try:
+            transaction.execute()
+        except WatchError:
+            return False
         return True
 
     @contextmanager
