@@ -58,15 +58,32 @@ class Promotion(Message):
     part: Part
 
 
+class Piece(Message):
+    """One part of a value in memory, and the tcp address of the server that has it."""
+
+    segment: int
+    tcp: str
+    slot: int
+    extents: list[int]  # offset, length, ...
+
+
+class Gather(Message):
+    """Write the value whose parts are the records `seq` of these pieces, in their order; one of them is the owner's."""
+
+    seq: int
+    pieces: list[Piece]
+
+
 class DiskOrders(Message):
     """Master → owner, one way.  Write records `seqs` (head slots `slots`) to disk; forget the values `drop` on disk;
-    promote.  An order may come twice; what came of each is in a DiskReport."""
+    promote; write values that lie in parts.  An order may come twice; what came of each is in a DiskReport."""
 
     segment: int
     slots: list[int]
     seqs: list[int]
     drop: list[int]
     promote: list[Promotion]
+    gather: list[Gather] = []
 
 
 class DiskReport(Message):

@@ -13,6 +13,7 @@ place of a replica on disk is [-segment, number, length]: the server of that seg
     master → segment     Kill, CopyPart, DiskOrders
     anybody → anybody    Hello, Prove
     client → segment     Attach (unix socket, answered with descriptors), Read, Write, Stage, Unstage (tcp)
+    segment → segment    Read, Standing, Write (tcp)
     store → mooncake_client  Introduce
     engine → its own segment server  Serve, Stop, LeaveDisk, FiguresQuery
     engine → engine      Hello, Ping, EngineOpen, EngineRead, EngineWrite, EngineNotify, EngineExports
@@ -27,7 +28,7 @@ from __future__ import annotations
 
 import msgspec
 
-from mooncake.rpc.data_messages import Attach, Attached, Read, Write
+from mooncake.rpc.data_messages import Attach, Attached, Read, Standing, Write
 from mooncake.rpc.disk_messages import (
     DiskAnnounce,
     DiskMount,
@@ -65,7 +66,7 @@ from mooncake.rpc.task_messages import (
     TaskState,
 )
 
-PROTOCOL = 2
+PROTOCOL = 3
 
 
 # ---------------------------------------------------------------- session
@@ -456,6 +457,7 @@ KINDS: dict[type[Message], int] = {
             Prove,
             Retire, DiskUnmount, LeaveDisk, FiguresQuery, Figures,
             AnnouncePlain,
+            Standing,
         ),
         start=1,
     )
@@ -465,7 +467,7 @@ REPLY_OF: dict[type[Message], type[Message]] = {
     Exist: ExistReply, Prefix: PrefixReply, GetStart: GetReply, Query: GetReply,
     PutStart: PutStarted, PutEnd: Codes, Remove: Codes, RemoveRegex: Count, RemoveAll: Count,
     SegmentQuery: SegmentList, Mount: Mounted, Announce: Codes, Heartbeat: Codes, Unmount: Codes,
-    Attach: Attached, Read: Codes, Write: Codes, Serve: Serving, Stop: Codes,
+    Attach: Attached, Read: Codes, Standing: Codes, Write: Codes, Serve: Serving, Stop: Codes,
     Retire: Codes, DiskUnmount: Codes, LeaveDisk: Codes, FiguresQuery: Figures,
     AnnouncePlain: Codes, DiskMount: DiskMounted, DiskAnnounce: Codes, DiskReport: Codes, Stage: Staged,
     EngineOpen: EngineOpened, EngineRead: Codes, EngineWrite: Codes, EngineNotify: Codes,

@@ -62,8 +62,8 @@ class MasterLink(threading.Thread):
         self._master = master
         self._info = info
         self._owner = owner
-        self._hello = Hello(PROTOCOL, __version__, "segment", info.client, info.host)
-        self._copies = Copies(owner.memory, self._hello)
+        self.hello = Hello(PROTOCOL, __version__, "segment", info.client, info.host)
+        self._copies = Copies(owner.memory, self.hello)
         self._stopping = threading.Event()
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
@@ -130,7 +130,7 @@ class MasterLink(threading.Thread):
             set_time_limit(connection.sock, CALL_LIMIT)
             former = self._owner.memory.table
             served, lease_ms = former.term, former.lease_ms
-            welcome = connection.greet(self._hello)
+            welcome = connection.greet(self.hello)
             self._owner.serve_master(welcome.term, max(welcome.lease_ms, lease_ms))
             mounted = cast(Mounted, connection.call(Mount(self._info, served, lease_ms)))
             if not mounted.resumed:

@@ -94,7 +94,8 @@ class SegmentServer:
         if config.disk is not None:
             from mooncake.segment.disk.tier import Tier
 
-            tier = Tier(config.disk, config.memory - config.disk.staging, self._owner, self._link.wake)
+            start = config.memory - config.disk.staging
+            tier = Tier(config.disk, start, self._owner, self._link.hello, self._link.wake)
             self._streams.tier = self._link.tier = tier
 
     @property
