@@ -128,6 +128,8 @@ class Disks:
             "mooncake_disk_writes": total("written"),
             "mooncake_disk_corrupt": total("corrupt"),
             "mooncake_disk_torn": total("torn"),
+            "mooncake_disk_compacted": total("compacted"),
+            "mooncake_disk_compacted_bytes": total("compacted_bytes"),
         }
 
     def mount(self, segment: Segment, request: DiskMount, now: float) -> bool:

@@ -153,6 +153,8 @@ OWN_GAUGES: dict[str, str] = {
     "mooncake_disk_reads": "Disk tier: values read since the servers' start",
     "mooncake_disk_writes": "Disk tier: values written since the servers' start",
     "mooncake_disk_corrupt": "Disk tier: values that were damaged, and dropped, since the servers' start",
+    "mooncake_disk_compacted": "Disk tier: values moved out of files that were mostly dead since the servers' start",
+    "mooncake_disk_compacted_bytes": "Disk tier: bytes of these",
     "mooncake_disk_torn": "Disk tier: damaged places found in index files at the servers' start",
 }
 

@@ -7,7 +7,8 @@ from mooncake.rpc.record_messages import Body, Part
 class DiskSettings(Message):
     """How a segment server keeps values on disk.  Sizes are bytes; `quota` 0: as the master says; `file_limit`: after
     which a new file is begun; `ttl_ms`: how long a value waits in `staging` memory for its reader; `lru`: the file that
-    was not read longest leaves first, not the oldest."""
+    was not read longest leaves first, not the oldest; `compaction`: bytes a second that may be moved out of files that
+    are mostly dead, 0: none."""
 
     path: str
     staging: int
@@ -16,6 +17,7 @@ class DiskSettings(Message):
     file_limit: int
     ttl_ms: int
     lru: bool
+    compaction: int
 
 
 class DiskMount(Message):

@@ -187,7 +187,7 @@ class MasterLink(threading.Thread):
 
     def _say(self, connection: Connection, message: Message) -> None:
         if isinstance(message, DiskUnmount) and self.tier is not None:
-            self.tier.stop()
+            self.tier.leave()
             self.tier = None
         _send(connection, message)
 

@@ -1,6 +1,7 @@
 """The SSD tier of one segment server: what the master orders is queued here, done by two threads, and reported.
 
     link thread       mount, orders, reports
+    compaction        what is alive in files that are mostly dead (see `compaction`)
     writer threads    records from memory to disk; promotions from disk to memory
     stream threads    `stage`: values from disk to the staging memory, for who asked
 
@@ -10,6 +11,7 @@ kept until the master has acknowledged the report with it.
 
 import errno
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -34,12 +36,14 @@ from mooncake.rpc.disk_messages import (
 )
 from mooncake.rpc.messages import Hello
 from mooncake.rpc.record_messages import Body
+from mooncake.segment.disk.compaction import Compactor
 from mooncake.segment.disk.files import Files, blocks
 from mooncake.segment.disk.gather import gathered
-from mooncake.segment.disk.home import quota_of, settle
-from mooncake.segment.disk.log import DiskFullError, DiskLog, Record, runs
+from mooncake.segment.disk.home import Home, quota_of, settle
+from mooncake.segment.disk.log import DiskFullError, DiskLog
 from mooncake.segment.disk.packing import Packer, Value
 from mooncake.segment.disk.promote import promote
+from mooncake.segment.disk.records import Record, runs
 from mooncake.segment.disk.staging import Staging
 from mooncake.segment.owner import Owner
 from mooncake.transfer import table
@@ -54,6 +58,8 @@ STAGE_WAIT = 2.0  # seconds that a reader waits for room
 _ANNOUNCED_AT_ONCE = 1000
 _REPORT_S = 1.0  # figures are reported this often, though nothing else is
 _UNLIMITED = 1 << 62
+_COMPACTION_PAUSE = 1.0  # seconds until it is looked for sparse files again
+_LOST_LATER = "values stay in memory, and are lost when they are evicted from there"
 _GATHER_TRIES = 2  # a server that had to be left alone for a moment
 _NOT_GATHERED = (OSError, EOFError, ValueError, StoreError, TransferError)
 
@@ -76,6 +82,8 @@ class Tier:
         self._path = settings.path
         self._work = threading.Condition()
         self._running = True
+        self._stopped = threading.Event()
+        self._home: Home | None = None
         self._writes: deque[tuple[int, int]] = deque()  # (slot, seq)
         self._promotions: deque[tuple[Promotion, int]] = deque()  # with the term
         self._gathers: deque[tuple[Gather, int]] = deque()  # likewise
@@ -99,24 +107,39 @@ class Tier:
         threading.Thread(target=self._open, name="mooncake-disk", daemon=True).start()
 
     def stop(self) -> None:
-        """Let go of the directory; what is under way ends with the process."""
+        """Write nothing any more; the directory is let go of with the process."""
         with self._work:
             self._running = False
             self._work.notify_all()
+        self._stopped.set()
+
+    def leave(self) -> None:
+        """Stop, and let go of the directory when those who were told of values here can have read them no longer."""
+        self.stop()
+        lease = self._owner.memory.table.lease_ms / 1e3
+        end = threading.Timer(lease + self.staging.ttl, self._close)
+        end.daemon = True
+        end.start()
+
+    def _close(self) -> None:
+        log, self.log = self.log, None
+        if log is not None:
+            log.close()
+        if self._home is not None:
+            os.close(self._home.lock)
 
     def _open(self) -> None:
         started = time.monotonic()
         try:
             home = settle(self._settings)
-            log = DiskLog(
-                home.path, Files(home.direct), self._settings.file_limit, _UNLIMITED, self._settings.keys_limit
-            )
+            files = Files(home.direct)
+            log = DiskLog(home.path, files, self._settings.file_limit, _UNLIMITED, self._settings.keys_limit)
             log.lru = self._settings.lru
             log.recover()
         except (OSError, ConfigError) as error:
             logger.error("there is no SSD tier: %s", error)
             return
-        self._number, self._path = home.number, home.path
+        self._home, self._number, self._path = home, home.number, home.path
         logger.info(
             "SSD tier %s: %d values, %d MiB found in %.2f s, %d damaged entries; %s I/O",
             home.path, len(log), log.used >> 20, time.monotonic() - started, log.counts.torn,
@@ -125,6 +148,9 @@ class Tier:
         self.log = log
         for i in range(WRITERS):
             threading.Thread(target=self._run, args=(log,), name=f"mooncake-disk-{i}", daemon=True).start()
+        if self._settings.compaction:
+            compactor = Compactor(log, files, self._pace)
+            threading.Thread(target=self._compact, args=(compactor,), name="mooncake-disk-compact", daemon=True).start()
         self._wake()
 
     # -- the link's thread
@@ -346,12 +372,26 @@ class Tier:
         self._outcome.written.append(seq)
         self._outcome.keys.append(key)
 
-    def _complain(self, text: str) -> None:
+    def _complain(self, text: str, outcome: str = _LOST_LATER) -> None:
         """In the log, but not for every batch."""
         now = time.monotonic()
         if now > self._complained + 10:
             self._complained = now
-            logger.error("%s; values stay in memory, and are lost when they are evicted from there", text)
+            logger.error("%s; %s", text, outcome)
+
+    # -- compaction
+
+    def _compact(self, compactor: Compactor) -> None:
+        while not self._stopped.wait(_COMPACTION_PAUSE):
+            try:
+                while compactor.step():
+                    pass
+            except OSError as error:
+                self._complain(f"room cannot be won back in {self._path}: {error}", "what was there stays")
+                self._stopped.wait(10 * _COMPACTION_PAUSE)
+
+    def _pace(self, moved: int) -> bool:
+        return not self._stopped.wait(moved / self._settings.compaction)
 
     # -- reading
 
