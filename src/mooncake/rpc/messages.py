@@ -395,6 +395,9 @@ class Killed(Message):
 # ---------------------------------------------------------------- engine process → its private segment server
 
 
+FILE_MARK = 256  # bytes at the end of a segment in a file that show whether it was cut short
+
+
 class Serve(Message):
     """First message on the private socket: what to serve.  Ports: where to look for a free one for tcp.
     `metadata`: the metadata service at which the segment is published, "" none; `endpoint` as in SegmentInfo;
@@ -421,9 +424,14 @@ class Serve(Message):
     start: int = 0
 
     @property
+    def capacity(self) -> int:
+        """Bytes that take values."""
+        return self.size - FILE_MARK if self.path else self.size
+
+    @property
     def memory(self) -> int:
-        """Bytes that clients map: the segment, and behind it what values from disk wait in."""
-        return self.size if self.disk is None else -(-self.size // 4096) * 4096 + self.disk.staging
+        """Bytes that clients use: the segment, and behind it what values from disk wait in."""
+        return self.capacity if self.disk is None else -(-self.size // 4096) * 4096 + self.disk.staging
 
 
 class Serving(Message):
