@@ -35,7 +35,7 @@ _FLOCK = struct.Struct("hhqqi4x")
 
 
 class FileMemory(SegmentMemory):
-    """`size` bytes of `data_fd` from `base` on, and the mark.  `address` is 0, `data` empty: only the table is mapped."""
+    """`size` bytes of `data_fd` from `base` on, and the mark.  `address` is 0, `data` empty: only a table is mapped."""
 
     def __init__(self, data_fd: int, table_fd: int, size: int, base: int) -> None:
         self._take_table(data_fd, table_fd, size)
