@@ -192,6 +192,7 @@ def _master_config(settings: Settings, policy: Policy | None) -> MasterConfig:
         promotion_queue_limit=int(values["promotion_queue_limit"]),
         promotion_max_per_heartbeat=int(values["promotion_max_per_heartbeat"]),
         kv_events_endpoint=endpoint if publishes else "",
+        kv_events_replay_endpoint=str(values["kv_events_replay_endpoint"]),
         kv_events_backend_id=backend_id,
         kv_events_queue_capacity=int(values["kv_events_queue_capacity"]),
         kv_events_legacy=bool(values["kv_events_emit_legacy_compat"]),
