@@ -9,8 +9,8 @@ place of a replica on disk is [-segment, number, length]: the server of that seg
     client → master      Hello, Exist, Prefix, GetStart, LeaseReturn, Query, PutStart, PutEnd, Remove, RemoveRegex,
                          RemoveAll, SegmentQuery, Ping, CopyTask, MoveTask, QueryTask, ReplicaClear
     segment → master     Hello, Mount, Announce, AnnouncePlain, Heartbeat, Retire, Unmount, Killed, CopyEnded,
-                         DiskMount, DiskAnnounce, DiskReport, DiskUnmount
-    master → segment     Kill, CopyPart, DiskOrders
+                         Draining, DiskMount, DiskAnnounce, DiskReport, DiskUnmount
+    master → segment     Kill, CopyPart, DiskOrders, Draining
     anybody → anybody    Hello, Prove
     client → segment     Attach (unix socket, answered with descriptors), Read, Write, Stage, Unstage (tcp)
     segment → segment    Read, Standing, Write (tcp)
@@ -51,7 +51,7 @@ from mooncake.rpc.engine_messages import (
 )
 from mooncake.rpc.message import Message
 from mooncake.rpc.record_messages import Body, Part
-from mooncake.rpc.segment_messages import DiskUnmount, Figures, FiguresQuery, LeaveDisk, Retire
+from mooncake.rpc.segment_messages import DiskUnmount, Draining, Figures, FiguresQuery, LeaveDisk, Retire
 from mooncake.rpc.task_messages import (
     Cleared,
     CopyEnded,
@@ -465,7 +465,7 @@ KINDS: dict[type[Message], int] = {
             Prove,
             Retire, DiskUnmount, LeaveDisk, FiguresQuery, Figures,
             AnnouncePlain,
-            Standing,
+            Standing, Draining,
         ),
         start=1,
     )

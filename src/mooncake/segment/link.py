@@ -30,7 +30,7 @@ from mooncake.rpc.messages import (
     Unmount,
     encode,
 )
-from mooncake.rpc.segment_messages import DiskUnmount, Retire
+from mooncake.rpc.segment_messages import DiskUnmount, Draining, Retire
 from mooncake.rpc.sockets import connect, set_time_limit
 from mooncake.rpc.task_messages import CopyPart
 from mooncake.segment.copies import Copies
@@ -75,6 +75,7 @@ class MasterLink(threading.Thread):
         self.refused = ""  # why the first mount failed
         self.mounts = 0
         self._standing: list[Message] = []  # what every master is to be told
+        self._draining: Draining | None = None  # what the next master is to be told of it
         self._told: dict[int, threading.Event] = {}  # set when one has answered, by kind of message
 
     def run(self) -> None:
@@ -143,6 +144,8 @@ class MasterLink(threading.Thread):
     def _serve(self, connection: Connection) -> None:
         """Until the connection breaks or we stop."""
         self._tier_mounted = False
+        if self._draining is not None:
+            _send(connection, self._draining)
         said = 0
         sock = connection.sock
         poll = select.poll()
@@ -220,6 +223,8 @@ class MasterLink(threading.Thread):
                 _send(connection, killed)
         elif isinstance(message, CopyPart):
             self._copies.begin(message)
+        elif isinstance(message, Draining):
+            self._draining = message if any(message.job) else None
         elif isinstance(message, DiskOrders) and self.tier is not None:
             self.tier.order(message)
 
