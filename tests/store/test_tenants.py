@@ -1,6 +1,7 @@
 """Tenants of a real master: names that are private, quotas that hold, and what an operator may do about both."""
 
 import ctypes
+import signal
 import statistics
 import threading
 import time
@@ -399,3 +400,40 @@ def test_quotas_in_etcd(make_master, cleanup, tmp_path):
         service.backend().get("mooncake-store/c1/tenant_quota_policy")
         == b"version: 1\ntenants:\n- name: a\n  quota: 1048576\n"
     )
+
+
+# ---------------------------------------------------------------- quotas read again
+
+
+def hang_up(master) -> None:
+    master.process.send_signal(signal.SIGHUP)
+
+
+def test_quotas_are_read_again_on_sighup(tenants, policy, pool, join):
+    a, b = join("a"), join("b")
+    assert a.put("k", b"of a") == b.put("k", b"of b") == 0
+    assert join("c").put("k", b"of c") == -1701
+    policy.write_text("version: 1\ntenants:\n- {name: a, quota: 2MB}\n- {name: c, quota: 8MB}\n")
+    hang_up(tenants)
+    c = join("c")
+    wait_until(lambda: c.put("k", b"of c") == 0, what="the new tenant")
+    assert (a.get("k"), b.get("k"), c.get("k")) == (b"of a", b"of b", b"of c")
+    assert b.put("more", b"of nobody") == -1701
+    assert a.put("large", bytes(3 * MIB)) in (-600, -1700)
+    quotas = {one["tenant_id"]: one for one in tenants.ask("GET", "/api/v1/tenant_quotas")[1]["data"]}
+    assert {name: one["requested_quota_bytes"] for name, one in quotas.items()} == {"a": 2 * MIB, "b": 0, "c": 8 * MIB}
+    assert b.remove("k", force=True) == 0
+    assert tenants.ask("GET", "/api/v1/tenant_quotas?tenant_id=b")[0] == 404
+
+
+@pytest.mark.parametrize("content", ["version: 2\n", "{", "version: 1\ntenants:\n- {name: a, quota: -1}\n", None])
+def test_quotas_that_are_wrong_change_nothing(tenants, policy, pool, join, content):
+    before = tenants.ask("GET", "/api/v1/tenant_quotas")
+    if content is None:
+        policy.unlink()
+    else:
+        policy.write_text(content)
+    hang_up(tenants)
+    time.sleep(0.5)
+    assert tenants.ask("GET", "/api/v1/tenant_quotas") == before
+    assert join("a").put("k", b"of a") == 0

@@ -31,6 +31,7 @@ from mooncake.master.flags import Settings, help_text, parse_command_line, read_
 from mooncake.master.service import MasterService
 from mooncake.master.snapshots.settings import SnapshotSettings, snapshot_settings
 from mooncake.master.tenants.policy import Policy, open_policy
+from mooncake.master.tenants.reload import reload_quotas
 from mooncake.rpc.descriptors import allow_many
 from mooncake.security.secret import warn_if_exposed
 from mooncake.version import __version__
@@ -82,6 +83,8 @@ async def _run(settings: Settings) -> None:
     service = await _serve(config, "port" if values["rpc_port"] == 0 else "rpc_port", snapshots)
     warn_if_exposed(logger, "this master", config.rpc_address, service.secret)
     service.tenant_policy = policy
+    if policy is not None and values["tenant_quota_connector_uri"]:
+        loop.add_signal_handler(signal.SIGHUP, lambda: service.spawn(reload_quotas(service)))
     for note in settings.notes:
         logger.warning("%s", note)
     logger.info(
