@@ -239,8 +239,7 @@ def test_a_drained_segment_and_a_new_master(tenants, pool, join):
     assert other.is_exist("k") == 0
 
 
-@pytest.mark.slow
-def test_switching_tenants_off_or_on_starts_with_an_empty_pool(tenants, pool, join, policy):
+def test_what_was_nobodys_is_the_default_tenants(tenants, pool, join, policy):
     a = join("a")
     assert a.put("k", b"v") == 0
     flags, tenants._flags = tenants._flags, ()
@@ -250,12 +249,23 @@ def test_switching_tenants_off_or_on_starts_with_an_empty_pool(tenants, pool, jo
     wait_until(lambda: a.get("one name space") == b"v", what="the value")
     assert a.get("k") == b""
     assert tenants.get("/get_all_keys").split() == ["one", "name", "space"]
+    config = ReplicateConfig()
+    config.group_ids = ["g"]
+    assert pool.put("in a group", b"v", config) == 0
     tenants._flags = flags
     tenants.kill()
     tenants.start()
     wait_until(lambda: pool.put("k", b"d") == 0, what="the pool")
     assert a.get("k") == b""
-    assert pool.get("one name space") == b""
+    assert pool.get("one name space") == pool.get("in a group") == b"v"
+    assert a.is_exist("one name space") == 0
+    answer = tenants.ask("GET", "/api/v1/tenant_quotas?tenant_id=default")[1]["data"]
+    assert (answer["committed_count"], answer["used_bytes"]) == (3, 3 * 256)
+    assert pool.remove("in a group", force=True) == 0
+    tenants.kill()
+    tenants.start()
+    wait_until(lambda: pool.get("one name space") == b"v", what="the value")
+    assert pool.is_exist("in a group") == 0
 
 
 def test_routes_about_quotas(tenants, pool, join, policy):

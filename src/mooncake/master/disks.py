@@ -288,7 +288,7 @@ class Disks:
 
     def _written(self, segment: Segment, tier: Tier, seq: int, key: str, now: float) -> None:
         pending = tier.pending.pop(seq, None)
-        obj = self._catalog.objects.get(key) if pending is None else pending.obj
+        obj = self._catalog.objects.get(self._catalog.key_of(key)) if pending is None else pending.obj
         version = seq if pending is None or obj is None else obj.seq
         if obj is None or obj.flags & GONE or not self.attach(obj, segment, seq, version):
             self.drop(segment, seq)
@@ -312,7 +312,7 @@ class Disks:
         _tier(pending.segment).leaving -= 1
 
     def _evicted(self, segment: Segment, seq: int, key: str, now: float) -> None:
-        obj = self._catalog.objects.get(key)
+        obj = self._catalog.objects.get(self._catalog.key_of(key))
         disk = None if obj is None else obj.disk
         if obj is None or disk is None or disk.segment is not segment or disk.seq != seq:
             return

@@ -21,7 +21,7 @@ from mooncake.master.config import MasterConfig
 from mooncake.master.counters import Counters
 from mooncake.master.kv_events import CLEARED, REMOVED, STORED, KvEvent, KvEvents
 from mooncake.master.kv_replay import KvReplay
-from mooncake.master.tenants.names import split
+from mooncake.master.tenants.names import DEFAULT, split
 
 log = logging.getLogger("mooncake.master")
 
@@ -31,7 +31,6 @@ _SETTLE_S = 0.5  # after the start: subscribers of an earlier master come back t
 _STEP_S = 0.001
 _MOST_UNREAD = 1000  # messages kept for each subscriber, of up to 25 KB
 _LEGACY = {STORED: "BlockStored", REMOVED: "BlockRemoved", CLEARED: "AllBlocksCleared"}
-_TENANT = "default"
 
 
 class _Wire(msgspec.Struct, gc=False, kw_only=True):
@@ -45,7 +44,7 @@ class _Wire(msgspec.Struct, gc=False, kw_only=True):
     block_size: None = None
     additional_salt: None = None
     lora_name: None = None
-    tenant_id: str = _TENANT
+    tenant_id: str = DEFAULT
     backend_id: str
     group_id: str
     medium: str | None
@@ -146,7 +145,7 @@ class KvPublisher:
 
     def _wire(self, event: KvEvent) -> _Wire:
         hashes: list[int] = []
-        tenant, key, group = _TENANT, event.key, event.group
+        tenant, key, group = DEFAULT, event.key, event.group
         if self._tenants and key:
             tenant, key = split(key)
             _, group = split(group)
