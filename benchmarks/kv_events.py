@@ -101,7 +101,7 @@ def main() -> None:
 
     def query() -> None:
         chain = Chain(index.hasher, token_bytes(tokens), BLOCK, "", "")
-        assert {match(chain, {0: each}).longest for each in holdings} == {blocks}
+        assert {match(chain, {0: each}, BLOCK).longest for each in holdings} == {blocks}
 
     print(f"a query of {TOKENS} tokens that {INSTANCES} instances have: {_spent(query) * 1e3:.1f} ms")
 

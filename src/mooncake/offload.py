@@ -45,6 +45,7 @@ def offload_settings(path: str, segment_size: int) -> DiskSettings:
         file_limit=environment_whole(_PREFIX + "BUCKET_SIZE_LIMIT_BYTES", 256 << 20),
         ttl_ms=max(100, environment_whole(_PREFIX + "CLIENT_BUFFER_GC_TTL_MS", 5000)),
         lru=policy == "lru",
+        compaction=environment_whole(_PREFIX + "COMPACTION_BYTES_PER_S", 128 << 20),
     )
 
 

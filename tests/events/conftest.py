@@ -19,6 +19,17 @@ def make_publisher(make_master):
 
 
 @pytest.fixture
+def make_replaying(make_publisher):
+    """(master, endpoint, replay endpoint): one that sends again what was missed."""
+
+    def make(*flags: str):
+        replay = f"tcp://127.0.0.1:{free_port()}"
+        return *make_publisher(f"--kv_events_replay_endpoint={replay}", *flags), replay
+
+    return make
+
+
+@pytest.fixture
 def subscribe(cleanup):
     def make(endpoint: str) -> Subscriber:
         subscriber = Subscriber(endpoint)

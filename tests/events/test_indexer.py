@@ -150,6 +150,31 @@ def test_groups_of_layers(conductor, follow):
     conductor.wait_longest(PROMPT, {"e": 8})
 
 
+def test_a_prefix_is_there_as_far_as_every_group_has_it(conductor, follow):
+    """(Fault U156.)  Five groups with blocks of 4, 8, 4 tokens, and two that say nothing of a prefix."""
+    engine = follow("e", 4)
+    full = {"kv_cache_spec_kind": "full_attention"}
+    engine.publish(stored(PROMPT, 4, 0, 9, group_idx=0, **full))
+    conductor.wait_longest(PROMPT, {"e": 36})
+    engine.publish(
+        stored(PROMPT, 8, 0, 3, group_idx=1, **full),
+        stored(PROMPT, 4, 0, 8, group_idx=2, **full),
+        stored(PROMPT, 8, 0, 5, group_idx=3, kv_cache_spec_kind="sliding_window"),
+        stored(PROMPT, 4, 0, 10, group_idx=4, kv_cache_spec_kind="mamba"),
+    )
+    conductor.wait_longest(PROMPT, {"e": 24})
+    engine.publish(removed(PROMPT, 4, 4, group_idx=2))
+    conductor.wait_longest(PROMPT, {"e": 16})
+    engine.publish(removed(PROMPT, 4, 0, group_idx=2), removed(PROMPT, 4, 1, group_idx=2))
+    conductor.wait_longest(PROMPT, {"e": 0})
+    engine.publish(stored(PROMPT, 4, 0, 10, group_idx=2, **full))
+    conductor.wait_longest(PROMPT, {"e": 24})
+    engine.publish(CLEARED, stored(PROMPT, 4, 0, 5, group_idx=0, **full))
+    conductor.wait_longest(PROMPT, {"e": 0})
+    engine.publish(stored(PROMPT, 8, 0, 5, group_idx=1, **full), stored(PROMPT, 4, 0, 3, group_idx=2, **full))
+    conductor.wait_longest(PROMPT, {"e": 12})
+
+
 def test_blocks_known_by_their_hash_alone(conductor, follow):
     """Offloading connectors tell no tokens."""
     engine = follow("e")

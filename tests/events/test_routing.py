@@ -138,6 +138,32 @@ def test_late(cleanup, make_engine, who):  # noqa: F811
 
 
 @pytest.mark.slow
+def test_events_that_end_are_told_and_requests_go_on(cleanup, make_engine, capfd):  # noqa: F811
+    """(Fault U157.)  The indexer says that it hears nothing any more; the proxy counts that nobody is known to have
+    anything, and keeps a prompt where it was."""
+    conductor = Conductor()
+    cleanup.callback(conductor.stop)
+    engines = [make_engine() for _ in range(3)]
+    publishers = []
+    for engine in engines:
+        publishers.append(Publisher(0))
+        conductor.register(f"127.0.0.1:{engine.port}", publishers[-1], SIZE)
+    proxy = Proxy("--policy=prefix_affinity", f"--indexer={conductor.url}", "--indexer-timeout=5", decode=engines)
+    cleanup.callback(proxy.stop)
+    held_by(conductor, engines[1], publishers[1], ids_of(TEXT))
+    ask(proxy, greedy(2, TEXT))
+    assert proxy.metric("mooncake_proxy_indexer_queries_total", result="matched") == 1
+    for publisher in publishers:
+        publisher.stop()
+    wait_until(lambda: not any(one["blocks"] for one in conductor.instances()), 15, "the end of what was known")
+    assert [one["connected"] for one in conductor.instances()] == [False] * 3
+    assert capfd.readouterr().err.count("is not there any more") == 3
+    for _ in range(3):
+        ask(proxy, greedy(2, "Another text, " + TEXT))
+    assert sorted(len(engine.bodies()) for engine in engines) in ([0, 1, 3], [0, 0, 4])
+    assert proxy.metric("mooncake_proxy_indexer_queries_total", result="unmatched") == 3
+
+
 def test_gone_and_back(cleanup, make_engine):  # noqa: F811
     conductor = Conductor()
     engines = [make_engine() for _ in range(2)]

@@ -6,7 +6,10 @@ read that is not exactly what was put.
 
 import mmap
 import os
+import random
 import tempfile
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -15,9 +18,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mooncake.rpc.record_messages import Body
+from mooncake.segment.disk.compaction import SHARE, Compactor
 from mooncake.segment.disk.entries import DEAD, WRITTEN, Entry, pack, unpack
 from mooncake.segment.disk.files import BLOCK, Files, blocks
-from mooncake.segment.disk.log import DiskFullError, DiskLog, Written, checksum, runs
+from mooncake.segment.disk.log import DiskFullError, DiskLog
+from mooncake.segment.disk.records import Written, checksum, runs
 
 QUOTA = 64 * BLOCK
 FILE = 8 * BLOCK
@@ -51,6 +56,17 @@ class CrashingFiles(Files):
         os.write(fd, cut)
         if len(cut) < len(data):
             raise CrashError
+
+    def sync(self, fd):
+        self._cut(b"s")
+        if not self.left:
+            raise CrashError
+
+    def unlink(self, path):
+        self._cut(b"u")
+        if not self.left:
+            raise CrashError
+        os.unlink(path)
 
 
 def pad(value: bytes) -> memoryview:
@@ -149,6 +165,13 @@ class LogModel(RuleBasedStateMachine):
             del self.there[seq]
             self.removed.add(seq)
 
+    @rule(of=st.integers(2, 4))
+    def remove_most(self, of):
+        for seq in [seq for seq in self.there if seq % of]:
+            assert self.log.remove(seq)
+            del self.there[seq]
+            self.removed.add(seq)
+
     @rule()
     def reopen(self):
         self.log.close()
@@ -172,8 +195,10 @@ class LogModel(RuleBasedStateMachine):
             put(self.log, values)
         except CrashError:
             self.scarred = True
-            self._forget_evicted()
+            evicted = [seq for seq, _ in self.log.take_evicted()]  # unless the crash came before their file went
             self.log.close()
+            for seq in evicted:
+                values[seq] = self.there.pop(seq)
             self._open()
             for seq, value in get(self.log, list(values)).items():
                 assert value == values[seq]
@@ -204,6 +229,52 @@ class LogModel(RuleBasedStateMachine):
             self.files.left = 1 << 60
         del self.there[seq]
         self.removed.add(seq)
+
+    @rule()
+    def compact(self):
+        """Everything stays; then no file has room to gain, but what is being written and what the quota forbids."""
+        compactor = Compactor(self.log, self.files, lambda _: True, 2 * BLOCK)
+        used = self.log.used
+        while compactor.step():
+            assert self.log.used <= used
+            used = self.log.used
+        self._forget_evicted()
+        sparse = self.log.find_sparse(SHARE)
+        assert sparse is None or self.log.used + sparse.live_bytes > self.quota
+
+    @rule(left=st.integers(0, 40 * BLOCK), fine=st.integers(0, 400))
+    def crash_in_compaction(self, left, fine):
+        """At any byte that is written, before any sync and any deletion: nothing is lost, and nothing comes back."""
+        self.files.left = left + fine
+        crashed = False
+        try:
+            compactor = Compactor(self.log, self.files, lambda _: True, 2 * BLOCK)
+            while compactor.step():
+                pass
+        except CrashError:
+            crashed = self.scarred = True
+        self.files.left = 1 << 60
+        if crashed:
+            self.log.close()
+            self._open()
+
+    @rule(left=st.integers(1, 12), data=st.data())
+    def compaction_is_broken_off(self, left, data):
+        """By an error, or the end of the server; values go on being removed, and it is opened again."""
+
+        def pace(_: int) -> bool:
+            nonlocal left
+            left -= 1
+            if self.there and data.draw(st.booleans()):
+                seq = data.draw(st.sampled_from(sorted(self.there)))
+                assert self.log.remove(seq)
+                del self.there[seq]
+                self.removed.add(seq)
+            return left > 0
+
+        compactor = Compactor(self.log, self.files, pace, 2 * BLOCK)
+        while compactor.step():
+            pass
 
     @precondition(lambda self: self.there)
     @rule(kind=st.sampled_from(["data", "index"]), data=st.data())
@@ -305,3 +376,58 @@ def test_halves_of_files_are_cleared_away(tmp_path):
     log.recover()
     assert len(log) == 0
     assert os.listdir(tmp_path) == ["tier.json"]
+
+
+def test_compaction_beside_writers_readers_and_removals(tmp_path):
+    """In threads of their own, within a quota that evicts: what is found is right, and the books agree at the end."""
+    files = Files(False)
+    log = DiskLog(str(tmp_path), files, FILE, QUOTA)
+    compactor = Compactor(log, files, lambda _: True, 2 * BLOCK)
+    end = time.monotonic() + 2
+    problems: list[object] = []
+    newest = 0
+
+    def value(seq: int) -> bytes:
+        return bytes([seq % 251]) * (1 + seq * 977 % (2 * BLOCK))
+
+    def until_the_end(step) -> None:
+        rng = random.Random(step.__name__)
+        try:
+            while time.monotonic() < end:
+                step(rng)
+        except BaseException as error:
+            problems.append(error)
+
+    def write(_) -> None:
+        nonlocal newest
+        put(log, {newest + 1: value(newest + 1)})
+        newest += 1
+
+    def remove(rng) -> None:
+        log.remove(max(1, newest - rng.randrange(60)))
+        time.sleep(0)
+
+    def read(rng) -> None:
+        for seq, found in get(log, [max(1, newest - rng.randrange(40)) for _ in range(5)]).items():
+            assert found == value(seq)
+
+    def compact(_) -> None:
+        compactor.step()
+        time.sleep(0.001)
+
+    threads = [threading.Thread(target=until_the_end, args=(step,)) for step in (write, remove, read, compact)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert problems == []
+    assert log.counts.compacted > 0
+    assert log.counts.corrupt == 0
+    there = {record.seq for record in log.records()}
+    assert set(get(log, list(there))) == there
+    log.close()
+    again = DiskLog(str(tmp_path), files, FILE, 1 << 40)
+    again.recover()
+    assert {record.seq for record in again.records()} == there
+    assert again.used >= sum(path.stat().st_size for path in tmp_path.glob("*.data"))
+    again.close()

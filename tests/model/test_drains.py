@@ -23,6 +23,7 @@ from mooncake.master.granting import Wish
 from mooncake.master.objects import parts
 from mooncake.master.pool import Segment
 from mooncake.rpc.messages import Grant, Kill, PutOptions, SegmentInfo
+from mooncake.rpc.segment_messages import Draining
 from mooncake.rpc.task_messages import CopyPart
 
 SIZE = 64 << 10
@@ -51,7 +52,9 @@ class DrainMachine(RuleBasedStateMachine):
     def mount(self, number: int) -> Segment:
         mounted: list[Segment] = []
 
-        def take(kill: Kill) -> None:
+        def take(kill: Kill | Draining) -> None:
+            if isinstance(kill, Draining):
+                return
             dead = [(s, q) for s, q, hide in zip(kill.slots, kill.seqs, kill.hide, strict=True) if not hide]
             self.directory.killed(mounted[0], [slot for slot, _ in dead], [seq for _, seq in dead])
 

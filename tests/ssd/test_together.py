@@ -293,3 +293,32 @@ def test_prefixes_of_several_groups_count_what_is_on_disk(make_master, make_disk
         assert client.lengths(["full/", "window/"], [tails]) == [20]
     finally:
         client.close()
+
+
+def test_values_on_disk_of_before_there_were_tenants(make_master, make_disk_store, disk, tmp_path):
+    """They are the default tenant's, who may read and remove them; and files of them are evicted as others."""
+    policy = tmp_path / "quotas.yaml"
+    policy.write_text("version: 1\ntenants:\n- {name: default, quota: 64MB}\n")
+    master = make_master("--enable_offload", "--default_kv_lease_ttl=100")
+    store = make_disk_store(master, segment=16 * MIB)
+    values = {f"k{i}": pattern(f"k{i}", MIB) for i in range(40)}
+    put_all(store, values)
+    wait_until(lambda: settled(master))
+    master.kill()
+    master._flags = (
+        *master._flags, "--enable_multi_tenants", f"--tenant_quota_connector_uri={policy}",
+        f"--quota_bytes={64 * MIB}",
+    )  # fmt: skip
+    master.start()
+    wait_until(lambda: master.metric("mooncake_disk_tiers") == 1, 15, "the tier")
+    all_there(store, values)
+    assert store.remove("k3", force=True) == 0
+    assert store.get("k3") == b""
+    more = {f"more{i}": pattern(f"more{i}", MIB) for i in range(60)}
+    put_all(store, more)
+    wait_until(lambda: settled(master))
+    wait_until(lambda: master.metric("mooncake_disk_evicted_total") > 0, 15, "evictions from disk")
+    gone = [key for key in values if key != "k3" and not store.is_exist(key)]
+    assert "k0" in gone
+    assert all(store.get(key) in (b"", values[key]) for key in values)
+    is_empty(master, store)

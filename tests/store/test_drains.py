@@ -266,3 +266,51 @@ result = 0
     there = [i for i in range(50) if reader.is_exist(f"w{i}")]
     assert there
     assert all(reader.get(f"w{i}") == bytes([i]) * 300_000 for i in there)
+
+
+def job_of(master, job: str) -> str:
+    """Its state, or "" if this master does not know it (yet)."""
+    status, answer = master.ask("GET", f"/api/v1/drain_jobs/query?job_id={job}")
+    return answer["status_name"] if status == 200 else ""
+
+
+def test_a_job_goes_on_under_a_new_master(master, make_store, reader):
+    """Of two segments, the one half empty; afterwards both are as the job promised, also under a third master."""
+    a, more = make_store(segment=16 * MIB), make_store(segment=16 * MIB)
+    b = make_store(segment=64 * MIB)
+    for i in range(20):
+        put_in(reader, (a, more)[i % 2], f"k{i}", bytes([i]) * MIB)
+    stop(server_of(b))  # whatever moves there waits
+    job = drain(master, a.get_hostname(), more.get_hostname(), max_concurrency=2)
+    wait_until(lambda: state(master, job)["active_units"] == 2, what="the first moves")
+    master.kill()
+    os.kill(server_of(b), signal.SIGCONT)
+    master.start()
+    wait_until(lambda: job_of(master, job) == "SUCCEEDED", 40, "the end of the job")
+    assert state(master, job)["segments"] == [a.get_hostname(), more.get_hostname()]
+    assert "earlier master" in state(master, job)["message"]
+    assert state(master, job)["succeeded_units"] >= 2
+    assert len({tuple(holders(reader, f"k{i}")) for i in range(20)}) == 1
+    assert all(reader.get(f"k{i}") == bytes([i]) * MIB for i in range(20))
+    master.kill()
+    master.start()
+    wait_until(lambda: job_of(master, job) == "SUCCEEDED", 40, "the job")
+    wait_until(lambda: [status_of(master, one)[1] for one in (a, more)] == ["DRAINED", "DRAINED"], what="both")
+    a.close()
+    more.close()
+    assert all(reader.get(f"k{i}") == bytes([i]) * MIB for i in range(20))
+
+
+def test_a_canceled_job_does_not_come_back(master, make_store, reader):
+    a, b = make_store(segment=16 * MIB), make_store(segment=16 * MIB)
+    put_in(reader, a, "k", b"v" * MIB)
+    stop(server_of(b))
+    job = drain(master, a.get_hostname())
+    wait_until(lambda: state(master, job)["active_units"] == 1, what="the move")
+    assert master.ask("POST", f"/api/v1/drain_jobs/cancel?job_id={job}")[0] == 200
+    master.kill()
+    os.kill(server_of(b), signal.SIGCONT)
+    master.start()
+    wait_until(lambda: reader.get("k") == b"v" * MIB, what="the value")
+    wait_until(lambda: status_of(master, a)[1] == "OK", what="the segment")
+    assert job_of(master, job) == ""

@@ -12,6 +12,7 @@ from mooncake.store import MooncakeDistributedStore
 from tests.processes import children, stop, wait_until
 
 MIB = 1 << 20
+MARK = 256  # bytes at its end that the segment keeps to itself
 REFUSED = {"ret": -600, "segment_ids": []}
 
 
@@ -36,7 +37,7 @@ def mount(store, file, size=32 * MIB, offset=MIB) -> list[str]:
 def test_values_lie_in_the_file(master, make_store, make_worker, file):
     store = make_store(segment=0)
     segments = mount(store, file)
-    assert master.metric("master_total_capacity_bytes") == 32 * MIB
+    assert master.metric("master_total_capacity_bytes") == 32 * MIB - MARK
     values = {f"k{i}": os.urandom(MIB + i) for i in range(20)}
     for key, value in values.items():
         assert store.put(key, value) == 0
@@ -118,6 +119,25 @@ def test_a_file_that_is_cut_short(master, make_store, file):
     assert store.get_size("k") == -704
     assert store.unmount_segment(segments) == 0
     assert os.path.getsize(file) == 2 * MIB
+
+
+@pytest.mark.parametrize(("forced", "left"), [("", 33 * MIB - 1), ("", 2 * MIB + 77), ("1", MIB + 100)])
+def test_a_file_that_is_cut_and_made_long_again(master, make_store, make_worker, file, forced, left):
+    """At once, so that nobody has looked at it meanwhile: no value is read as zeros, be it large or small."""
+    store, other = make_store(segment=0), make_worker(env={"MC_FORCE_TCP": forced})
+    mount(store, file)
+    values = {f"small{i}": os.urandom(200) for i in range(40)} | {f"large{i}": os.urandom(MIB) for i in range(8)}
+    for key, value in values.items():
+        assert store.put(key, value) == 0
+    sizes = [len(value) for value in values.values()]
+    assert other("result = [len(value) for value in store.get_batch(keys)]", keys=list(values)) == sizes
+    os.truncate(file, left)
+    os.truncate(file, 48 * MIB)
+    assert other("result = [len(value) for value in store.get_batch(keys)]", keys=list(values)) == [0] * len(values)
+    assert store.get_batch(list(values)) == [b""] * len(values)
+    assert store.put("new", b"v") in (-800, -200)
+    wait_until(lambda: not master.get("/get_all_segments").split(), what="the segment's leave")
+    assert store.get_size("small1") == -704
 
 
 def test_it_ends_with_its_process(master, make_worker, file):

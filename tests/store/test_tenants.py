@@ -1,6 +1,7 @@
 """Tenants of a real master: names that are private, quotas that hold, and what an operator may do about both."""
 
 import ctypes
+import signal
 import statistics
 import threading
 import time
@@ -238,8 +239,7 @@ def test_a_drained_segment_and_a_new_master(tenants, pool, join):
     assert other.is_exist("k") == 0
 
 
-@pytest.mark.slow
-def test_switching_tenants_off_or_on_starts_with_an_empty_pool(tenants, pool, join, policy):
+def test_what_was_nobodys_is_the_default_tenants(tenants, pool, join, policy):
     a = join("a")
     assert a.put("k", b"v") == 0
     flags, tenants._flags = tenants._flags, ()
@@ -249,12 +249,23 @@ def test_switching_tenants_off_or_on_starts_with_an_empty_pool(tenants, pool, jo
     wait_until(lambda: a.get("one name space") == b"v", what="the value")
     assert a.get("k") == b""
     assert tenants.get("/get_all_keys").split() == ["one", "name", "space"]
+    config = ReplicateConfig()
+    config.group_ids = ["g"]
+    assert pool.put("in a group", b"v", config) == 0
     tenants._flags = flags
     tenants.kill()
     tenants.start()
     wait_until(lambda: pool.put("k", b"d") == 0, what="the pool")
     assert a.get("k") == b""
-    assert pool.get("one name space") == b""
+    assert pool.get("one name space") == pool.get("in a group") == b"v"
+    assert a.is_exist("one name space") == 0
+    answer = tenants.ask("GET", "/api/v1/tenant_quotas?tenant_id=default")[1]["data"]
+    assert (answer["committed_count"], answer["used_bytes"]) == (3, 3 * 256)
+    assert pool.remove("in a group", force=True) == 0
+    tenants.kill()
+    tenants.start()
+    wait_until(lambda: pool.get("one name space") == b"v", what="the value")
+    assert pool.is_exist("in a group") == 0
 
 
 def test_routes_about_quotas(tenants, pool, join, policy):
@@ -399,3 +410,40 @@ def test_quotas_in_etcd(make_master, cleanup, tmp_path):
         service.backend().get("mooncake-store/c1/tenant_quota_policy")
         == b"version: 1\ntenants:\n- name: a\n  quota: 1048576\n"
     )
+
+
+# ---------------------------------------------------------------- quotas read again
+
+
+def hang_up(master) -> None:
+    master.process.send_signal(signal.SIGHUP)
+
+
+def test_quotas_are_read_again_on_sighup(tenants, policy, pool, join):
+    a, b = join("a"), join("b")
+    assert a.put("k", b"of a") == b.put("k", b"of b") == 0
+    assert join("c").put("k", b"of c") == -1701
+    policy.write_text("version: 1\ntenants:\n- {name: a, quota: 2MB}\n- {name: c, quota: 8MB}\n")
+    hang_up(tenants)
+    c = join("c")
+    wait_until(lambda: c.put("k", b"of c") == 0, what="the new tenant")
+    assert (a.get("k"), b.get("k"), c.get("k")) == (b"of a", b"of b", b"of c")
+    assert b.put("more", b"of nobody") == -1701
+    assert a.put("large", bytes(3 * MIB)) in (-600, -1700)
+    quotas = {one["tenant_id"]: one for one in tenants.ask("GET", "/api/v1/tenant_quotas")[1]["data"]}
+    assert {name: one["requested_quota_bytes"] for name, one in quotas.items()} == {"a": 2 * MIB, "b": 0, "c": 8 * MIB}
+    assert b.remove("k", force=True) == 0
+    assert tenants.ask("GET", "/api/v1/tenant_quotas?tenant_id=b")[0] == 404
+
+
+@pytest.mark.parametrize("content", ["version: 2\n", "{", "version: 1\ntenants:\n- {name: a, quota: -1}\n", None])
+def test_quotas_that_are_wrong_change_nothing(tenants, policy, pool, join, content):
+    before = tenants.ask("GET", "/api/v1/tenant_quotas")
+    if content is None:
+        policy.unlink()
+    else:
+        policy.write_text(content)
+    hang_up(tenants)
+    time.sleep(0.5)
+    assert tenants.ask("GET", "/api/v1/tenant_quotas") == before
+    assert join("a").put("k", b"of a") == 0

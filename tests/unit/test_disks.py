@@ -64,7 +64,11 @@ class DiskWorld(World):
         return [
             (order.segment, what, seq)
             for order in orders
-            for what, seqs in (("write", order.seqs), ("drop", order.drop))
+            for what, seqs in (
+                ("write", order.seqs),
+                ("gather", [gather.seq for gather in order.gather]),
+                ("drop", order.drop),
+            )
             for seq in seqs
         ]
 
@@ -242,3 +246,88 @@ def test_a_replica_that_comes_back_is_in_memory_again() -> None:
     assert world.directory.catalog.evict(4 * KIB, world.now, 10) == 4 * KIB
     assert world.directory.totals().in_memory == 0
     assert world.there(["k"]) == "k"
+
+
+def in_parts(world: DiskWorld, key: str) -> Object:
+    """A value that needs both segments."""
+    assert world.put([key], 96 * KIB) == [0]
+    obj = world.object(key)
+    assert [len(replica) for replica in replicas(obj)] == [2]
+    return obj
+
+
+def leaving(world: DiskWorld) -> list[int]:
+    return [segment.leaving for segment in world.segments]
+
+
+def test_a_value_in_parts_is_written_whole() -> None:
+    """One server is told where all of it is; both segments' memory comes free when that has been written."""
+    world = DiskWorld(("h1", 64 * KIB), ("h2", 64 * KIB), offload_on_evict=True)
+    obj = in_parts(world, "k")
+    (replica,) = replicas(obj)
+    assert world.directory.catalog.evict(KIB, world.now, 10) == 96 * KIB
+    assert leaving(world) == [part.taken for part in sorted(replica, key=lambda part: part.segment.number)]
+    world.settle()
+    ((gather,),) = [order.gather for order in world.orders]
+    assert gather.seq == obj.seq
+    assert [(p.segment, p.tcp, p.slot, p.extents) for p in gather.pieces] == [
+        (p.segment.number, p.segment.info.tcp, p.slots[0], list(p.extents)) for p in replica
+    ]
+    writer = next(segment for segment in world.segments if segment.number == world.orders[0].segment)
+    world.written(writer, "k", obj.seq)
+    assert not in_memory(obj)
+    assert on_disk(obj)
+    assert leaving(world) == [0, 0]
+    assert world.directory.totals().allocated_bytes == 0
+
+
+@pytest.mark.parametrize("loser", [0, 1])
+def test_a_part_that_is_lost_calls_the_write_off(loser: int) -> None:
+    world = DiskWorld(("h1", 64 * KIB), ("h2", 64 * KIB), offload_on_evict=True)
+    obj = in_parts(world, "k")
+    assert world.directory.catalog.evict(KIB, world.now, 10) == 96 * KIB
+    ((number, what, seq),) = world.take_orders()
+    assert (what, seq) == ("gather", obj.seq)
+    world.directory.unmount(world.segments[loser], world.now)
+    world.wait(0.25)
+    assert world.there(["k"]) == "-"
+    assert leaving(world) == [0, 0]
+    left = world.segments[1 - loser]
+    assert world.take_orders() == ([(number, "drop", seq)] if number == left.number else [])
+    if number == left.number:
+        world.written(left, "k", seq)
+        assert world.there(["k"]) == "-"
+        assert world.directory.totals().disks["mooncake_offload_queue"] == 0
+
+
+def test_the_order_is_given_again_after_a_lost_connection() -> None:
+    world = DiskWorld(("h1", 64 * KIB), ("h2", 64 * KIB))
+    obj = in_parts(world, "k")
+    ((number, _, _),) = world.take_orders()
+    segment = next(segment for segment in world.segments if segment.number == number)
+    request = DiskMount(number, 100 + number, 0, "/d")
+    assert world.directory.disks.mount(segment, request, world.now)
+    assert world.take_orders() == [(number, "gather", obj.seq)]
+
+
+def test_a_lost_disk_no_longer_promises_the_other_segments_room() -> None:
+    world = DiskWorld(("h1", 64 * KIB), ("h2", 64 * KIB), offload_on_evict=True)
+    in_parts(world, "k")
+    assert world.directory.catalog.evict(KIB, world.now, 10) == 96 * KIB
+    ((number, _, _),) = world.take_orders()
+    writer = next(segment for segment in world.segments if segment.number == number)
+    world.directory.unmount_disk(writer, world.now)
+    assert leaving(world) == [0, 0]
+    assert world.there(["k"]) == "k"
+
+
+def test_one_of_two_disks_is_enough() -> None:
+    world = DiskWorld(("h1", 64 * KIB), ("h2", 64 * KIB))
+    world.directory.unmount_disk(world.segments[0], world.now)
+    obj = in_parts(world, "k")
+    assert world.take_orders() == [(2, "gather", obj.seq)]
+    other = DiskWorld(("h1", 64 * KIB), ("h2", 64 * KIB))
+    for segment in other.segments:
+        other.directory.unmount_disk(segment, other.now)
+    in_parts(other, "k")
+    assert other.take_orders() == []

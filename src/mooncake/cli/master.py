@@ -34,6 +34,7 @@ from mooncake.master.reign import Reign
 from mooncake.master.service import MasterService
 from mooncake.master.snapshots.settings import SnapshotSettings, snapshot_settings
 from mooncake.master.tenants.policy import Policy, open_policy
+from mooncake.master.tenants.reload import reload_quotas
 from mooncake.rpc.descriptors import allow_many
 from mooncake.security.secret import warn_if_exposed
 from mooncake.version import __version__
@@ -85,6 +86,8 @@ async def _run(settings: Settings) -> None:
     snapshots = snapshot_settings(values)
     admin_socket = _listen(str(values["metrics_host"]), int(values["metrics_port"]), "metrics_host", "metrics_port")
     metadata_socket = _listen_for_metadata(values)
+    if policy is not None and values["tenant_quota_connector_uri"]:
+        loop.add_signal_handler(signal.SIGHUP, lambda: None)  # nobody's quotas yet
     for note in settings.notes:
         logger.warning("%s", note)
     if not values["enable_ha"]:
@@ -155,6 +158,9 @@ async def _serve_until(
     values = settings.values
     warn_if_exposed(logger, "this master", service.config.rpc_address, service.secret)
     service.tenant_policy = policy
+    if policy is not None and values["tenant_quota_connector_uri"]:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, lambda: service.spawn(reload_quotas(service)))
     logger.info(
         "Master service started on port %d, max_threads=%d, %s", service.port, settings.max_threads, _shown(values)
     )
@@ -252,6 +258,7 @@ def _master_config(settings: Settings) -> tuple[MasterConfig, Policy | None]:
         promotion_queue_limit=int(values["promotion_queue_limit"]),
         promotion_max_per_heartbeat=int(values["promotion_max_per_heartbeat"]),
         kv_events_endpoint=endpoint if publishes else "",
+        kv_events_replay_endpoint=str(values["kv_events_replay_endpoint"]),
         kv_events_backend_id=backend_id,
         kv_events_queue_capacity=int(values["kv_events_queue_capacity"]),
         kv_events_legacy=bool(values["kv_events_emit_legacy_compat"]),

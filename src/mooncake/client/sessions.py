@@ -8,6 +8,7 @@ A get session holds a read lease, so that all its reads are of one value.
 import errno
 import mmap
 import os
+import sys
 import threading
 from collections.abc import Iterable, Sequence
 
@@ -42,7 +43,7 @@ class _Staging:
         self.room = Room(self.address, self._fd, size)
 
     def __del__(self) -> None:
-        if hasattr(self, "room"):
+        if hasattr(self, "room") and not sys.is_finalizing():
             self.room.close()
             os.close(self._fd)
 

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -240,6 +241,8 @@ class RpcInterface:
         stream.close()
 
     def __del__(self) -> None:
+        if sys.is_finalizing():
+            return
         with contextlib.suppress(Exception):
             self.stop_server()
             for idle in self._idle.values():

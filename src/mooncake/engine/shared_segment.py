@@ -7,6 +7,7 @@ nothing is left behind whoever dies, and when.
 import ctypes
 import mmap
 import os
+import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -139,7 +140,7 @@ class SharedSegment:
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._mapping))
 
     def __del__(self) -> None:
-        if self._descriptor >= 0:
+        if self._descriptor >= 0 and not sys.is_finalizing():
             os.close(self._descriptor)
 
 

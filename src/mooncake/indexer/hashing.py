@@ -8,6 +8,8 @@
 They depend on nothing that differs between engines, so instances compare that hash their blocks in different ways.
 """
 
+from __future__ import annotations
+
 from array import array
 from collections.abc import Iterator, Sequence
 from itertools import count
@@ -51,6 +53,8 @@ class Chain:
     def __init__(self, hasher: Hasher, tokens: bytes, block_size: int, lora_name: str, salt: str) -> None:
         self._hasher = hasher
         self._tokens = tokens
+        self._block_size, self._names = block_size, (lora_name, salt)
+        self._others: dict[int, Chain] = {}
         self._step = block_size * TOKEN_BYTES
         self._extra = [lora_name] if lora_name else []
         self._salt = [salt] if salt else []
@@ -58,6 +62,14 @@ class Chain:
         self._end = len(tokens) // self._step * self._step
         self._at = 0
         self._last: int | None = None
+
+    def in_blocks_of(self, size: int) -> Chain:
+        """The same prompt in blocks of so many tokens."""
+        if size == self._block_size:
+            return self
+        if size not in self._others:
+            self._others[size] = Chain(self._hasher, self._tokens, size, *self._names)
+        return self._others[size]
 
     def parts(self) -> Iterator[list[int]]:
         """The hashes, some at a time."""

@@ -7,7 +7,9 @@
 What is forgotten, or was never heard of, costs a worse route and nothing else.
 """
 
-from collections.abc import Container, Iterable, Sequence
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple, Protocol
 
@@ -19,9 +21,15 @@ class Prefix(Protocol):
     def parts(self) -> Iterable[list[int]]:
         """The sequence hashes, some at a time."""
 
+    def in_blocks_of(self, size: int) -> Prefix:
+        """The same prompt in blocks of so many tokens."""
+
 
 class Known(list[int]):
-    """Sequence hashes that were given."""
+    """Sequence hashes that were given: of blocks of whatever size."""
+
+    def in_blocks_of(self, size: int) -> Known:
+        return self
 
     def parts(self) -> Iterable[list[int]]:
         return (self,)
@@ -38,10 +46,17 @@ class Match(NamedTuple):
 
 
 class Holding:
-    """Use it through its `Index`.  `unlinked`: blocks stored whose tokens could not be known."""
+    """Use it through its `Index`.  `unlinked`: blocks stored whose tokens could not be known.
+
+    A model's layers may be in several groups with blocks of their own: a prefix is there as far as all have it.
+    `groups` by medium: how often each sequence hash is there; once heard of they stay, so that one that has lost all
+    its blocks counts.  `sizes`: tokens of their blocks."""
 
     def __init__(self) -> None:
-        self.present: dict[str, dict[int, int]] = {medium: {} for medium in MEDIA}  # sequence hash → how often
+        self.groups: dict[str, dict[int, dict[int, int]]] = {
+            medium: {} for medium in MEDIA
+        }  # sequence hash → how often
+        self.sizes: dict[int, int] = {}
         self.tables: dict[tuple[int, str], dict[Hash, int]] = {}  # (group, medium) → block → sequence hash
         self.unlinked = 0
 
@@ -54,7 +69,7 @@ class Holding:
         if block in table:
             return False
         table[block] = sequence
-        present = self.present[medium]
+        present = self.groups[medium].setdefault(group, {})
         present[sequence] = present.get(sequence, 0) + 1
         return True
 
@@ -63,13 +78,21 @@ class Holding:
         sequence = self.tables.get((group, medium), {}).pop(block, None)
         if sequence is None:
             return False
-        present = self.present[medium]
+        present = self.groups[medium][group]
         left = present[sequence] - 1
         if left:
             present[sequence] = left
         else:
             del present[sequence]
         return True
+
+    def holds(self, medium: str) -> bool:
+        return any(self.groups[medium].values())
+
+    def place(self, group: int, medium: str) -> dict[int, int] | None:
+        """What there is of `group`.  Beside a GPU who tells of one group alone speaks of all."""
+        groups = self.groups[medium]
+        return groups.get(0) if medium != GPU and groups.keys() == {0} else groups.get(group)
 
 
 class Index:
@@ -97,7 +120,7 @@ class Index:
             if medium in media:
                 self.blocks -= len(table)
                 del holding.tables[group, medium]
-                holding.present[medium] = {}
+                holding.groups[medium][group] = {}
 
     def apply(self, holding: Holding, events: Iterable[Event]) -> None:
         for event in events:
@@ -116,6 +139,8 @@ class Index:
         return block if known is None and isinstance(block, int) else known
 
     def _store(self, holding: Holding, event: Stored) -> None:
+        if event.token_ids:
+            holding.sizes[event.group] = event.block_size
         sequences = self._linked(event) if event.token_ids else [self.sequence_of(block) for block in event.hashes]
         for block, sequence in zip(event.hashes, sequences, strict=True):
             if sequence is None:
@@ -156,23 +181,40 @@ class Index:
             self.forgotten += 1
 
 
-def match(prompt: Prefix, ranks: dict[int, Holding]) -> Match:
-    """How much of `prompt` the ranks of one instance hold."""
-    memory, disk = ([holding.present[medium] for holding in ranks.values()] for medium in (CPU, DISK))
-    gpu = {rank: _length(prompt, [holding.present[GPU]]) for rank, holding in ranks.items()}
+def match(prompt: Prefix, ranks: Mapping[int, Holding], block_size: int) -> Match:
+    """How much of `prompt` the ranks of one instance hold, in blocks of `block_size` tokens."""
+    holdings = list(ranks.values())
+    gpu = {rank: _length(prompt, [holding], (GPU,), block_size) for rank, holding in ranks.items()}
+    cpu, disk = (_length(prompt, holdings, (medium,), block_size) for medium in (CPU, DISK))
     longest = max(gpu.values(), default=0)
-    if any(memory) or any(disk):
-        places = [*memory, *disk]
-        longest = max(_length(prompt, [holding.present[GPU], *places]) for holding in ranks.values())
-    return Match(longest, gpu, _length(prompt, memory), _length(prompt, disk))
+    if any(holding.holds(medium) for holding in holdings for medium in (CPU, DISK)):
+        longest = max(_length(prompt, holdings, MEDIA, block_size, own) for own in holdings)
+    return Match(longest, gpu, cpu, disk)
 
 
-def _length(prompt: Prefix, places: Iterable[dict[int, int]]) -> int:
+def _length(
+    prompt: Prefix, holdings: Sequence[Holding], media: Sequence[str], block_size: int, own: Holding | None = None
+) -> int:
+    """Blocks from the beginning that every group of layers has, on any of `media`; of GPUs only on that of `own`, if
+    that is given.  Groups may have blocks of other sizes."""
+    of = [(h, medium) for h in holdings for medium in media if own in (None, h) or medium != GPU]
+    groups = sorted({group for holding, medium in of for group in holding.groups[medium]})
+    shortest: int | None = None
+    for group in groups:
+        size = next((h.sizes[group] for h, _ in of if h.sizes.get(group)), block_size)
+        places = [place for holding, medium in of if (place := holding.place(group, medium))]
+        tokens = _blocks(prompt.in_blocks_of(size), places) * size
+        shortest = tokens if shortest is None else min(shortest, tokens)
+        if not shortest:
+            return 0
+    return (shortest or 0) // block_size
+
+
+def _blocks(prompt: Prefix, places: Sequence[dict[int, int]]) -> int:
     """Blocks from the beginning each of which is in one of `places`."""
-    filled = [place for place in places if place]
-    if not filled:
+    if not places:
         return 0
-    length, (place, *others) = 0, filled
+    length, (place, *others) = 0, places
     for some in prompt.parts():
         for sequence in some:
             if sequence not in place and not any(sequence in other for other in others):

@@ -167,7 +167,7 @@ class Indexer:
                 and asked.block_size in (None, 0, first.block_size)
                 and (not asked.model or first.modelname in ("", asked.model))
             )
-            results = [match(prompt, ranks) for prompt in prompts(first)] if wanted else []
+            results = [match(prompt, ranks, first.block_size) for prompt in prompts(first)] if wanted else []
             if not results:
                 continue
             result, size = max(results, key=lambda one: one.longest), first.block_size

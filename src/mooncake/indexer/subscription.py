@@ -102,7 +102,14 @@ class Subscription:
                 async with self._in_turn:
                     await self._catch_up()
             else:
-                self._away = asyncio.get_running_loop().call_later(_AWAY_S, self._forget)
+                self._away = asyncio.get_running_loop().call_later(_AWAY_S, self._give_up)
+
+    def _give_up(self) -> None:
+        logger.warning(
+            "%s is not there any more: what %s held is forgotten, and requests are not sent by it",
+            self.registration.endpoint, self.registration.instance_id,
+        )  # fmt: skip
+        self._forget()
 
     async def _take(self, number: int, payload: bytes) -> None:
         last = self._last

@@ -266,6 +266,14 @@ class Catalog:
         """Whether `obj` may take `size` bytes of memory more, for its own sake."""
         return True
 
+    def known_as(self, body: Body) -> Body:
+        """`body`, as a table or a disk has it, with the key and group that it has here."""
+        return body
+
+    def key_of(self, name: str) -> str:
+        """The same of a key or group alone."""
+        return name
+
     def takes(self, body: Body) -> bool:
         """Whether a record of an earlier master is one of this master's name spaces."""
         return not body.private

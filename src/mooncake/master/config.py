@@ -51,6 +51,7 @@ class MasterConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Promotions that one server is given at a time."""
     kv_events_endpoint: str = ""
     """Where KV events are published; "": nowhere, and none are made."""
+    kv_events_replay_endpoint: str = ""
     kv_events_backend_id: str = ""
     kv_events_queue_capacity: int = 65_536
     """Events that may wait to be published."""

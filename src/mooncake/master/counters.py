@@ -30,7 +30,7 @@ _EVENTS = (
     "master_promotion_candidate_dropped_limit_total", "master_promotion_candidate_expired_unevaluated_total",
     "master_promotion_candidate_recorded_total",
     "mooncake_kv_events_batches_total", "mooncake_kv_events_dropped_total", "mooncake_kv_events_published_total",
-    "mooncake_kv_events_unparsed_keys_total",
+    "mooncake_kv_events_retold_total", "mooncake_kv_events_unparsed_keys_total",
     "mooncake_snapshots_written_total", "mooncake_snapshots_failed_total", "mooncake_snapshots_damaged_total",
     "mooncake_snapshot_restores_total", "mooncake_snapshot_restore_failures_total",
     "mem_cache_hit_nums_", "mem_cache_hit_bytes_total", "total_get_nums_", "valid_get_nums_",

@@ -56,7 +56,7 @@ class DiskRecovery:
             log.info("segment_name=%s, action=mount_local_disk, path=%s", segment.name, tier.path)
 
     def _take(self, segment: Segment, record: DiskRecord, now: float) -> None:
-        seq, body, disks = record.seq, record.body, self._catalog.disks
+        seq, body, disks = record.seq, self._catalog.known_as(record.body), self._catalog.disks
         if not 0 < seq < 1 << 62 or not body.key or body.size <= 0:
             log.warning("segment %s: a value on its disk is not believed: key %r", segment.name, body.key[:200])
             disks.drop(segment, seq)

@@ -4,9 +4,10 @@
         │                     │ cannot be written         ▲──────────────────────────────────────────────────────┘
         └──────eviction──► lost, and counted
 
-Values are written by the server whose memory they are in (so not those that lie in parts).  Eviction from memory asks
-`write_first`: it waits for the write, and refuses while too many wait.  All orders may be repeated: a server that
-returns on a new connection gets those again of which nothing was reported.
+Values are written by the server whose memory they are in; one that lies in parts by a server that has one of them,
+which fetches the others.  Eviction from memory asks `write_first`: it waits for the write, and refuses while too many
+wait.  All orders may be repeated: a server that returns on a new connection gets those again of which nothing was
+reported.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from mooncake.master.objects import (
     Object,
     OnDisk,
     PartAt,
+    Replica,
     Unit,
     granules,
     in_memory,
@@ -36,22 +38,42 @@ from mooncake.master.objects import (
 from mooncake.master.pool import Pool, Segment
 from mooncake.master.promotions import Promotions
 from mooncake.master.tombstones import Tombstones
-from mooncake.rpc.disk_messages import DiskMount, DiskReport
+from mooncake.rpc.disk_messages import DiskMount, DiskOrders, DiskReport, Gather, Piece
 
 if TYPE_CHECKING:
     from mooncake.master.catalog import Catalog
 
 
 class Pending(msgspec.Struct, gc=False, eq=False):
-    """A write of the record `seq`, ordered from the server of `segment`.  `leaving`: its `taken` bytes of memory are
-    wanted as soon as it is done."""
+    """A write of the record `seq`, ordered from the server of `segment`.  `leaving`: its bytes of memory are wanted as
+    soon as it is done.  `parts`: all of the replica, if those are several."""
 
     obj: Object
     segment: Segment
     seq: int
     slot: int
     taken: int
+    parts: Replica = ()
     leaving: bool = False
+
+    def leave(self, sign: int) -> None:
+        """Count what will come free: +1 from now on, -1 no longer."""
+        if not self.parts:
+            self.segment.leaving += sign * self.taken
+        for part in self.parts:
+            if part.segment.mounted:
+                part.segment.leaving += sign * part.taken
+
+    def order(self, orders: DiskOrders) -> None:
+        """Put the order to write it among `orders`."""
+        if not self.parts:
+            orders.slots.append(self.slot)
+            orders.seqs.append(self.seq)
+            return
+        pieces = [
+            Piece(part.segment.number, part.segment.info.tcp, part.slots[0], list(part.extents)) for part in self.parts
+        ]
+        orders.gather.append(Gather(self.seq, pieces))
 
 
 class Tier(msgspec.Struct, eq=False):
@@ -106,6 +128,8 @@ class Disks:
             "mooncake_disk_writes": total("written"),
             "mooncake_disk_corrupt": total("corrupt"),
             "mooncake_disk_torn": total("torn"),
+            "mooncake_disk_compacted": total("compacted"),
+            "mooncake_disk_compacted_bytes": total("compacted_bytes"),
         }
 
     def mount(self, segment: Segment, request: DiskMount, now: float) -> bool:
@@ -130,9 +154,8 @@ class Disks:
     def _order_again(self, segment: Segment, tier: Tier) -> None:
         segment.orders = None
         orders = self._pool.order(segment)
-        for seq, pending in tier.pending.items():
-            orders.slots.append(pending.slot)
-            orders.seqs.append(seq)
+        for pending in tier.pending.values():
+            pending.order(orders)
         orders.drop.extend(tier.dropping)
         self.promotions.order_again(segment)
 
@@ -142,12 +165,12 @@ class Disks:
         if tier is None:
             return
         segment.tier = segment.orders = None
-        segment.leaving = 0
         self._tombstones.lost(tier.number, {seq: seq for seq in tier.dropping}, now)
         self.promotions.lose(segment, now)
         for pending in tier.pending.values():
             pending.obj.flags &= ~WRITING
             if pending.leaving:
+                pending.leave(-1)
                 self._catalog.note_leaving(pending.obj, -pending.taken)
                 self._catalog.settle(pending.obj.unit(), now)
         self._settle_refused(now)
@@ -198,7 +221,7 @@ class Disks:
             if not pending.leaving:
                 pending.leaving = True
                 self._catalog.note_leaving(pending.obj, pending.taken)
-                pending.segment.leaving += pending.taken
+                pending.leave(1)
                 _tier(pending.segment).leaving += 1
         return sum([pending.taken for pending in writes])
 
@@ -209,18 +232,15 @@ class Disks:
 
     def _order_write(self, obj: Object, place: _Place) -> Pending:
         obj.flags |= WRITING
-        pending = Pending(obj, place.segment, place.seq, place.slot, place.taken)
+        pending = Pending(obj, place.segment, place.seq, place.slot, place.taken, place.parts)
         _tier(place.segment).pending[place.seq] = pending
-        orders = self._pool.order(place.segment)
-        orders.slots.append(place.slot)
-        orders.seqs.append(place.seq)
+        pending.order(self._pool.order(place.segment))
         return pending
 
     def _pending(self, obj: Object) -> Pending | None:
-        return self._pending_of(obj, parts(obj)) if obj.flags & WRITING else None
-
-    def _pending_of(self, obj: Object, some: Iterable[PartAt]) -> Pending | None:
-        for part in some:
+        if not obj.flags & WRITING:
+            return None
+        for part in parts(obj):
             if part.segment.tier is not None:
                 pending = part.segment.tier.pending.get(part.seq or obj.seq)
                 if pending is not None:
@@ -229,8 +249,8 @@ class Disks:
 
     def lose_parts(self, obj: Object, lost: Iterable[PartAt]) -> None:
         """`obj` is about to lose these parts of it: if one is being written, the write is called off."""
-        pending = self._pending_of(obj, lost) if obj.flags & WRITING else None
-        if pending is not None:
+        pending = self._pending(obj)
+        if pending is not None and any(_is_of(part, pending) for part in lost):
             self._call_off(pending)
 
     def _call_off(self, pending: Pending) -> None:
@@ -268,7 +288,7 @@ class Disks:
 
     def _written(self, segment: Segment, tier: Tier, seq: int, key: str, now: float) -> None:
         pending = tier.pending.pop(seq, None)
-        obj = self._catalog.objects.get(key) if pending is None else pending.obj
+        obj = self._catalog.objects.get(self._catalog.key_of(key)) if pending is None else pending.obj
         version = seq if pending is None or obj is None else obj.seq
         if obj is None or obj.flags & GONE or not self.attach(obj, segment, seq, version):
             self.drop(segment, seq)
@@ -288,11 +308,11 @@ class Disks:
     def _stays(self, pending: Pending) -> None:
         pending.leaving = False
         self._catalog.note_leaving(pending.obj, -pending.taken)
-        pending.segment.leaving -= pending.taken
+        pending.leave(-1)
         _tier(pending.segment).leaving -= 1
 
     def _evicted(self, segment: Segment, seq: int, key: str, now: float) -> None:
-        obj = self._catalog.objects.get(key)
+        obj = self._catalog.objects.get(self._catalog.key_of(key))
         disk = None if obj is None else obj.disk
         if obj is None or disk is None or disk.segment is not segment or disk.seq != seq:
             return
@@ -351,27 +371,41 @@ class Disks:
 
 
 class _Place(NamedTuple):
-    """A whole replica that can be written where it is: the number and head slot of its record, and how many bytes it
-    takes."""
+    """A whole replica that can be written where it is, or one of its `parts` is, if those are several: the number and
+    head slot of its record, and how many bytes it takes."""
 
     segment: Segment
     seq: int
     slot: int
     taken: int
+    parts: Replica = ()
 
 
 def _place_of(obj: Object) -> _Place | None:
     segment = obj.segment
     if segment is not None:
-        if segment.tier is None or not segment.tier.filled or not segment.mounted:
+        if not _takes_values(segment):
             return None
         return _Place(segment, obj.seq, obj.slots >> SLOT_COUNT_BITS, granules(obj.size))
-    for replica in obj.replicas:
-        part = replica[0]
-        tier = part.segment.tier
-        if len(replica) == 1 and tier is not None and tier.filled and part.segment.mounted:
-            return _Place(part.segment, part.seq or obj.seq, part.slots[0], part.taken)
+    for replica in sorted(obj.replicas, key=len):  # no gathering if one lies in one piece
+        able = [part for part in replica if _takes_values(part.segment)]
+        if able:
+            part = max(able, key=lambda part: part.taken)
+            taken = sum(part.taken for part in replica)
+            whole = replica if len(replica) > 1 else ()
+            return _Place(part.segment, part.seq or obj.seq, part.slots[0], taken, whole)
     return None
+
+
+def _takes_values(segment: Segment) -> bool:
+    return segment.mounted and segment.tier is not None and segment.tier.filled
+
+
+def _is_of(part: PartAt, pending: Pending) -> bool:
+    """Whether it is `part` that is being written, or one of those."""
+    if pending.parts:
+        return any(part is one for one in pending.parts)
+    return part.segment is pending.segment and (part.seq or pending.obj.seq) == pending.seq
 
 
 def _tier(segment: Segment) -> Tier:

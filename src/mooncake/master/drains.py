@@ -7,6 +7,9 @@
 From the start nothing new is placed in the segments.  Every value there is moved by a task (see `tasks`) to wherever
 there is most room; what fits nowhere stays on the disk of a server, if it has one.  Each value is tried a few times.
 After FAILED and CANCELED the segments serve as before; after SUCCEEDED they stay out of use until they are unmounted.
+
+The segments' servers remember the job, and tell a new master, where it goes on: with what is left there, so its figures
+begin again.  It waits a moment for its other segments.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from mooncake.master.puts import Puts
 from mooncake.master.tasks import FAILED as TASK_FAILED
 from mooncake.master.tasks import SUCCESS as TASK_SUCCESS
 from mooncake.master.tasks import Task, Tasks
+from mooncake.rpc.segment_messages import Draining
 
 log = logging.getLogger("mooncake.master")
 
@@ -37,6 +41,7 @@ _PAUSES_S = (0.1, 0.5, 1.0)  # before a value is tried again: eviction may have 
 _LOOK_AGAIN_S = 0.5
 _KNOWN_AT_ONCE = 10_000  # values; the garbage collector looks at all that are known while it holds the loop
 _REMEMBERED = 1000
+_OTHERS_S = 10.0  # for a job's other segments to come back under a new master
 _STEPS_AT_ONCE = 32  # values looked at in one step
 
 
@@ -75,6 +80,9 @@ class Job(msgspec.Struct, eq=False):
     scanning: bool = False
     found: int = 0  # by the last scan, without those given up
     live: int = 1  # bytes of values and of puts that are left
+    told: dict[int, object] = msgspec.field(default_factory=dict)  # segments that know of it, by which connection
+    note: str = ""
+    begins_by: float = 0.0  # though not all of its segments are there
 
     @property
     def ended(self) -> bool:
@@ -141,12 +149,35 @@ class Drains:
         for segment in segments:
             segment.draining = True
         self._pool.refresh(self._clock())
+        self._add(job)
+        log.info("action=drain_segment, segment_name=%s, job_id=%d-%d", ",".join(names), *job.number)
+        return job
+
+    def resume(self, segment: Segment, known: Draining) -> None:
+        """The server of `segment` was told of a job, perhaps by an earlier master."""
+        job = self._jobs.get(known.job)
+        if job is None and 0 < known.most <= 256 and segment.name in known.names and not segment.draining:
+            now = self._wall()
+            job = Job(known.job, [], known.names, known.targets, known.most, known.created, now)
+            job.message = job.note = "it was begun under an earlier master"
+            job.begins_by = self._clock() + _OTHERS_S
+            self._add(job)
+            log.info("action=drain_resumed, segment_name=%s, job_id=%d-%d", segment.name, *job.number)
+        if job is None or job.status in (FAILED, CANCELED):
+            _tell(segment, None)
+        elif segment not in job.segments and not segment.drained:
+            if job.ended:
+                self._active.append(job)
+            job.segments.append(segment)
+            self._set(job, CREATED)
+            segment.draining = True
+            self._pool.refresh(self._clock())
+
+    def _add(self, job: Job) -> None:
         self._jobs[job.number] = job
         self._active.append(job)
         while len(self._jobs) > _REMEMBERED and (old := next((j for j in self._jobs.values() if j.ended), None)):
             del self._jobs[old.number]
-        log.info("action=drain_segment, segment_name=%s, job_id=%d-%d", ",".join(names), *job.number)
-        return job
 
     def job(self, number: tuple[int, int]) -> Job:
         """Raises StoreError JOB_NOT_FOUND."""
@@ -169,13 +200,27 @@ class Drains:
     def tick(self, now: float) -> None:
         """Go on with every job."""
         for job in list(self._active):
+            self._tell_servers(job)
             if job.status == CREATED:
-                self._set(job, PLANNING)
-                self._look(job)
+                if not job.scanning and self._may_begin(job, now):
+                    self._set(job, PLANNING)
+                    self._look(job)
             elif lost := [segment for segment in job.segments if not segment.mounted]:
                 self._lost(job, lost)
             elif not job.scanning:
                 self._go_on(job, now)
+
+    def _may_begin(self, job: Job, now: float) -> bool:
+        """Whether all that lies in its segments is known, and none of them is still to come."""
+        if not all(segment.filled for segment in job.segments if segment.mounted):
+            return False
+        return now >= job.begins_by or {segment.name for segment in job.segments} >= set(job.names)
+
+    def _tell_servers(self, job: Job) -> None:
+        for segment in job.segments:
+            if segment.send is not None and job.told.get(segment.number) is not segment.send:
+                job.told[segment.number] = segment.send
+                _tell(segment, job)
 
     def _look(self, job: Job) -> None:
         job.scanning = True
@@ -342,11 +387,13 @@ class Drains:
 
     def _end(self, job: Job, status: int, message: str) -> None:
         self._set(job, status)
-        job.message = message
+        job.message = "; ".join(filter(None, (job.note, message)))
         self._active.remove(job)
         for segment in job.segments:
             segment.drained = segment.mounted and status == SUCCEEDED
             segment.draining = segment.drained or segment.retiring
+            if not segment.drained:
+                _tell(segment, None)
         job.segments = []
         job.waiting.clear()
         job.moving.clear()
@@ -360,6 +407,16 @@ class Drains:
 
     def _set(self, job: Job, status: int) -> None:
         job.status, job.updated = status, self._wall()
+
+
+def _tell(segment: Segment, job: Job | None) -> None:
+    """Have its server remember the job, or forget it."""
+    if segment.send is None:
+        return  # it asks when it is back
+    if job is None:
+        segment.send(Draining(segment.number, (0, 0), [], [], 0, 0.0))
+    else:
+        segment.send(Draining(segment.number, job.number, job.names, job.targets, job.most, job.created))
 
 
 def _source(obj: Object, segments: list[Segment]) -> Segment | None:

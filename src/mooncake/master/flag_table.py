@@ -237,6 +237,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("dynamic_replication_max_memory_replicas", UINT64, 2, "Copies an object may get", DYNAMIC_REPLICATION),
     Flag("enable_kv_events", BOOL, False, "Publish what is stored and removed over ZeroMQ (needs kv_events_bind_endpoint and kv_events_backend_id)"),
     Flag("kv_events_bind_endpoint", STRING, "", "Address of the publisher, such as tcp://0.0.0.0:5557", switches=("enable_kv_events",)),
+    Flag("kv_events_replay_endpoint", STRING, "", "Address at which missed events are asked for, such as tcp://0.0.0.0:5558", switches=("enable_kv_events",)),
     Flag("kv_events_backend_id", STRING, "", "Name of this pool in the events", switches=("enable_kv_events",)),
     Flag("kv_events_queue_capacity", UINT32, 65_536, "Events that may wait; further ones push out the oldest", least=1, switches=("enable_kv_events",)),
     Flag("kv_events_emit_legacy_compat", BOOL, True, "Give events the fields type and block_hashes too", switches=("enable_kv_events",)),

@@ -80,6 +80,15 @@ class KvEvents:
         finally:
             self._clearing = False
 
+    @property
+    def is_clearing(self) -> bool:
+        return self._clearing
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether so many wait that further ones should, unless they come by themselves."""
+        return len(self._waiting) > self._capacity // 2
+
     def take(self, most: int) -> list[KvEvent]:
         """The oldest events, up to `most`."""
         waiting = self._waiting

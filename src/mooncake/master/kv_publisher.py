@@ -20,7 +20,8 @@ from mooncake.master.catalog import Catalog
 from mooncake.master.config import MasterConfig
 from mooncake.master.counters import Counters
 from mooncake.master.kv_events import CLEARED, REMOVED, STORED, KvEvent, KvEvents
-from mooncake.master.tenants.names import split
+from mooncake.master.kv_replay import KvReplay
+from mooncake.master.tenants.names import DEFAULT, split
 
 log = logging.getLogger("mooncake.master")
 
@@ -30,7 +31,6 @@ _SETTLE_S = 0.5  # after the start: subscribers of an earlier master come back t
 _STEP_S = 0.001
 _MOST_UNREAD = 1000  # messages kept for each subscriber, of up to 25 KB
 _LEGACY = {STORED: "BlockStored", REMOVED: "BlockRemoved", CLEARED: "AllBlocksCleared"}
-_TENANT = "default"
 
 
 class _Wire(msgspec.Struct, gc=False, kw_only=True):
@@ -44,7 +44,7 @@ class _Wire(msgspec.Struct, gc=False, kw_only=True):
     block_size: None = None
     additional_salt: None = None
     lora_name: None = None
-    tenant_id: str = _TENANT
+    tenant_id: str = DEFAULT
     backend_id: str
     group_id: str
     medium: str | None
@@ -70,6 +70,7 @@ class KvPublisher:
         legacy: bool,
         with_keys: bool,
         tenants: bool = False,
+        replay: KvReplay | None = None,
     ) -> None:
         self._events = events
         self._counters = counters
@@ -77,6 +78,7 @@ class KvPublisher:
         self._legacy = legacy
         self._with_keys = with_keys
         self._tenants = tenants
+        self._replay = replay
         self._loop = asyncio.get_running_loop()
         self._encode = msgspec.msgpack.Encoder().encode
         self._begin = self._loop.time() + _SETTLE_S
@@ -110,6 +112,8 @@ class KvPublisher:
             self._timer.cancel()
         self._socket.close()
         self._context.term()
+        if self._replay is not None:
+            self._replay.close()
 
     def _wake(self) -> None:
         self._timer = self._loop.call_at(max(self._loop.time() + _GATHER_S, self._begin), self._publish)
@@ -127,9 +131,13 @@ class KvPublisher:
         """One message, of at most MOST_IN_BATCH events."""
         if events[0].number != self._expected:
             self._sequence += 1
+            if self._replay is not None:
+                self._replay.lost()
         self._expected = events[-1].number + 1
         batch = self._encode((int(time.time() * 1000), [self._wire(event) for event in events], 0))
         number = self._sequence.to_bytes(8, "big")
+        if self._replay is not None:
+            self._replay.sent(self._sequence, batch)
         self._sequence += 1
         self._socket.send_multipart((b"", number, batch), zmq.NOBLOCK)  # a PUB socket drops rather than block
         self._counters["mooncake_kv_events_batches_total"] += 1
@@ -137,7 +145,7 @@ class KvPublisher:
 
     def _wire(self, event: KvEvent) -> _Wire:
         hashes: list[int] = []
-        tenant, key, group = _TENANT, event.key, event.group
+        tenant, key, group = DEFAULT, event.key, event.group
         if self._tenants and key:
             tenant, key = split(key)
             _, group = split(group)
@@ -166,10 +174,13 @@ class KvPublisher:
 def publish_events(config: MasterConfig, counters: Counters, catalog: Catalog) -> KvPublisher:
     """From now on, what happens in `catalog`.  Raises ConfigError."""
     catalog.events = KvEvents(config.kv_events_queue_capacity, counters)
+    replay = None
+    if config.kv_events_replay_endpoint:
+        replay = KvReplay(catalog.events, catalog, counters, config.kv_events_replay_endpoint)
     publisher = KvPublisher(
         catalog.events, counters, config.kv_events_endpoint, config.kv_events_backend_id,
         legacy=config.kv_events_legacy, with_keys=config.kv_events_with_keys,
-        tenants=config.tenant_quotas is not None,
+        tenants=config.tenant_quotas is not None, replay=replay,
     )  # fmt: skip
     log.info("KV events are published at %s", publisher.endpoint)
     return publisher

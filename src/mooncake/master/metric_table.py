@@ -101,6 +101,7 @@ COUNTERS: dict[str, str] = {
     "mooncake_disk_evicted_total": "Disk tier: values that left the disk, to make room or because they were damaged",
     "mooncake_kv_events_published_total": "KV events: published",
     "mooncake_kv_events_batches_total": "KV events: messages that held them",
+    "mooncake_kv_events_retold_total": "KV events: times that all values were told anew",
     "mooncake_kv_events_dropped_total": "KV events: lost because too many waited",
     "mooncake_kv_events_unparsed_keys_total": "KV events: published without a hash, since the key is none",
     "mooncake_snapshots_written_total": "Snapshots written",
@@ -153,6 +154,8 @@ OWN_GAUGES: dict[str, str] = {
     "mooncake_disk_reads": "Disk tier: values read since the servers' start",
     "mooncake_disk_writes": "Disk tier: values written since the servers' start",
     "mooncake_disk_corrupt": "Disk tier: values that were damaged, and dropped, since the servers' start",
+    "mooncake_disk_compacted": "Disk tier: values moved out of files that were mostly dead since the servers' start",
+    "mooncake_disk_compacted_bytes": "Disk tier: bytes of these",
     "mooncake_disk_torn": "Disk tier: damaged places found in index files at the servers' start",
 }
 

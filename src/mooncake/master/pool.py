@@ -277,7 +277,7 @@ class Pool:
     def order(self, segment: Segment) -> DiskOrders:
         """The orders that go to the server of `segment` next."""
         if segment.orders is None:
-            segment.orders = DiskOrders(segment.number, [], [], [], [])
+            segment.orders = DiskOrders(segment.number, [], [], [], [], [])
             self.dirty.append(segment)
         return segment.orders
 

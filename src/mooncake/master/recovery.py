@@ -148,6 +148,9 @@ class Recovery:
     def _take(self, segment: Segment, record: Record, now: float) -> None:
         if not record.slots:
             return
+        body = self._catalog.known_as(record.body)
+        if body is not record.body:
+            record = Record(record.slots, record.state, record.term, record.seq, body)
         problem = _problem(record)
         if not segment.slots.reserve(record.slots):
             self._doubt(segment, record, _SLOTS_TAKEN)

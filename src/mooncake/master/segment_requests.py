@@ -13,7 +13,7 @@ from mooncake.master.pool import Segment
 from mooncake.rpc import messages as m
 from mooncake.rpc.message import Message
 from mooncake.rpc.place import parse_address
-from mooncake.rpc.segment_messages import Retire
+from mooncake.rpc.segment_messages import Draining, Retire
 
 if TYPE_CHECKING:
     from mooncake.master.service import Session
@@ -101,6 +101,13 @@ def _retire(session: Session, request: Retire) -> Reply:
     directory.retire(mounted(session, request.segment), directory.clock())
     session.service.work()
     return m.Codes([0])
+
+
+@handles(Draining)
+def _draining(session: Session, request: Draining) -> Reply:
+    session.service.directory.drains.resume(mounted(session, request.segment), request)
+    session.service.hurry()
+    return None
 
 
 @handles(m.Unmount)

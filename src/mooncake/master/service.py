@@ -76,7 +76,8 @@ class MasterService:
         self.sessions: set[Session] = set()
         self._publisher: KvPublisher | None = None
         self.take_snapshot: Callable[[], Awaitable[str]] | None = None  # see snapshots.keeper
-        self.tenant_policy: Policy | None = None  # where changes of quotas are kept
+        self.tenant_policy: Policy | None = None  # where changes of quotas are kept,
+        self.changing_quotas = asyncio.Lock()  # in the order in which they are asked for
         self._server: asyncio.Server | None = None
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None

@@ -30,6 +30,16 @@ class Read(Message):
     age_us: int
 
 
+class Standing(Message):
+    """Are the records `seq` in `slots` still what they were under the master of `term`, so that bytes that were read
+    before this was asked are theirs?  Reply Codes: one a slot, 0 or REPLICA_IS_GONE."""
+
+    segment: int
+    term: int
+    slots: list[int]
+    seq: int
+
+
 class WriteRecord(Message):
     slots: list[int]
     seq: int

@@ -7,7 +7,8 @@ from mooncake.rpc.record_messages import Body, Part
 class DiskSettings(Message):
     """How a segment server keeps values on disk.  Sizes are bytes; `quota` 0: as the master says; `file_limit`: after
     which a new file is begun; `ttl_ms`: how long a value waits in `staging` memory for its reader; `lru`: the file that
-    was not read longest leaves first, not the oldest."""
+    was not read longest leaves first, not the oldest; `compaction`: bytes a second that may be moved out of files that
+    are mostly dead, 0: none."""
 
     path: str
     staging: int
@@ -16,6 +17,7 @@ class DiskSettings(Message):
     file_limit: int
     ttl_ms: int
     lru: bool
+    compaction: int
 
 
 class DiskMount(Message):
@@ -58,15 +60,32 @@ class Promotion(Message):
     part: Part
 
 
+class Piece(Message):
+    """One part of a value in memory, and the tcp address of the server that has it."""
+
+    segment: int
+    tcp: str
+    slot: int
+    extents: list[int]  # offset, length, ...
+
+
+class Gather(Message):
+    """Write the value whose parts are the records `seq` of these pieces, in their order; one of them is the owner's."""
+
+    seq: int
+    pieces: list[Piece]
+
+
 class DiskOrders(Message):
     """Master → owner, one way.  Write records `seqs` (head slots `slots`) to disk; forget the values `drop` on disk;
-    promote.  An order may come twice; what came of each is in a DiskReport."""
+    promote; write values that lie in parts.  An order may come twice; what came of each is in a DiskReport."""
 
     segment: int
     slots: list[int]
     seqs: list[int]
     drop: list[int]
     promote: list[Promotion]
+    gather: list[Gather] = []
 
 
 class DiskReport(Message):

@@ -9,10 +9,11 @@ place of a replica on disk is [-segment, number, length]: the server of that seg
     client → master      Hello, Exist, Prefix, GetStart, LeaseReturn, Query, PutStart, PutEnd, Remove, RemoveRegex,
                          RemoveAll, SegmentQuery, Ping, CopyTask, MoveTask, QueryTask, ReplicaClear
     segment → master     Hello, Mount, Announce, AnnouncePlain, Heartbeat, Retire, Unmount, Killed, CopyEnded,
-                         DiskMount, DiskAnnounce, DiskReport, DiskUnmount
-    master → segment     Kill, CopyPart, DiskOrders
+                         Draining, DiskMount, DiskAnnounce, DiskReport, DiskUnmount
+    master → segment     Kill, CopyPart, DiskOrders, Draining
     anybody → anybody    Hello, Prove
     client → segment     Attach (unix socket, answered with descriptors), Read, Write, Stage, Unstage (tcp)
+    segment → segment    Read, Standing, Write (tcp)
     store → mooncake_client  Introduce
     engine → its own segment server  Serve, Stop, LeaveDisk, FiguresQuery
     engine → engine      Hello, Ping, EngineOpen, EngineRead, EngineWrite, EngineNotify, EngineExports
@@ -27,7 +28,7 @@ from __future__ import annotations
 
 import msgspec
 
-from mooncake.rpc.data_messages import Attach, Attached, Read, Write
+from mooncake.rpc.data_messages import Attach, Attached, Read, Standing, Write
 from mooncake.rpc.disk_messages import (
     DiskAnnounce,
     DiskMount,
@@ -50,7 +51,7 @@ from mooncake.rpc.engine_messages import (
 )
 from mooncake.rpc.message import Message
 from mooncake.rpc.record_messages import Body, Part
-from mooncake.rpc.segment_messages import DiskUnmount, Figures, FiguresQuery, LeaveDisk, Retire
+from mooncake.rpc.segment_messages import DiskUnmount, Draining, Figures, FiguresQuery, LeaveDisk, Retire
 from mooncake.rpc.task_messages import (
     Cleared,
     CopyEnded,
@@ -395,6 +396,9 @@ class Killed(Message):
 # ---------------------------------------------------------------- engine process → its private segment server
 
 
+FILE_MARK = 256  # bytes at the end of a segment in a file that show whether it was cut short
+
+
 class Serve(Message):
     """First message on the private socket: what to serve.  Ports: where to look for a free one for tcp.
     `metadata`: the metadata service at which the segment is published, "" none; `endpoint` as in SegmentInfo;
@@ -421,9 +425,14 @@ class Serve(Message):
     start: int = 0
 
     @property
+    def capacity(self) -> int:
+        """Bytes that take values."""
+        return self.size - FILE_MARK if self.path else self.size
+
+    @property
     def memory(self) -> int:
-        """Bytes that clients map: the segment, and behind it what values from disk wait in."""
-        return self.size if self.disk is None else -(-self.size // 4096) * 4096 + self.disk.staging
+        """Bytes that clients use: the segment, and behind it what values from disk wait in."""
+        return self.capacity if self.disk is None else -(-self.size // 4096) * 4096 + self.disk.staging
 
 
 class Serving(Message):
@@ -457,6 +466,7 @@ KINDS: dict[type[Message], int] = {
             Prove,
             Retire, DiskUnmount, LeaveDisk, FiguresQuery, Figures,
             AnnouncePlain,
+            Standing, Draining,
         ),
         start=1,
     )
@@ -466,7 +476,7 @@ REPLY_OF: dict[type[Message], type[Message]] = {
     Exist: ExistReply, Prefix: PrefixReply, GetStart: GetReply, Query: GetReply,
     PutStart: PutStarted, PutEnd: Codes, Remove: Codes, RemoveRegex: Count, RemoveAll: Count,
     SegmentQuery: SegmentList, Mount: Mounted, Announce: Codes, Heartbeat: Codes, Unmount: Codes,
-    Attach: Attached, Read: Codes, Write: Codes, Serve: Serving, Stop: Codes,
+    Attach: Attached, Read: Codes, Standing: Codes, Write: Codes, Serve: Serving, Stop: Codes,
     Retire: Codes, DiskUnmount: Codes, LeaveDisk: Codes, FiguresQuery: Figures,
     AnnouncePlain: Codes, DiskMount: DiskMounted, DiskAnnounce: Codes, DiskReport: Codes, Stage: Staged,
     EngineOpen: EngineOpened, EngineRead: Codes, EngineWrite: Codes, EngineNotify: Codes,

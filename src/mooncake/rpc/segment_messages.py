@@ -11,6 +11,19 @@ class Retire(Message):
     segment: int
 
 
+class Draining(Message):
+    """Master → segment, one way: this segment is being emptied by a drain job; remember it.  Segment → every later
+    master, one way, once all it holds has been announced: so the job goes on there.  `job` (0, 0): no more.  The rest
+    is what the job was asked for; `created` in seconds since the epoch."""
+
+    segment: int
+    job: tuple[int, int]
+    names: list[str]
+    targets: list[str]
+    most: int
+    created: float
+
+
 class DiskUnmount(Message):
     """Segment → master: what is on this server's disk is not to be read any more.  Reply Codes."""
 

@@ -31,7 +31,7 @@ from mooncake.rpc.messages import (
     Unmount,
     encode,
 )
-from mooncake.rpc.segment_messages import DiskUnmount, Retire
+from mooncake.rpc.segment_messages import DiskUnmount, Draining, Retire
 from mooncake.rpc.sockets import connect, set_time_limit
 from mooncake.rpc.task_messages import CopyPart
 from mooncake.segment.copies import Copies
@@ -64,8 +64,8 @@ class MasterLink(threading.Thread):
         self._master = self._place.text
         self._info = info
         self._owner = owner
-        self._hello = Hello(PROTOCOL, __version__, "segment", info.client, info.host)
-        self._copies = Copies(owner.memory, self._hello)
+        self.hello = Hello(PROTOCOL, __version__, "segment", info.client, info.host)
+        self._copies = Copies(owner.memory, self.hello)
         self._stopping = threading.Event()
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
@@ -77,6 +77,7 @@ class MasterLink(threading.Thread):
         self.refused = ""  # why the first mount failed
         self.mounts = 0
         self._standing: list[Message] = []  # what every master is to be told
+        self._draining: Draining | None = None  # what the next master is to be told of it
         self._told: dict[int, threading.Event] = {}  # set when one has answered, by kind of message
 
     def run(self) -> None:
@@ -133,7 +134,7 @@ class MasterLink(threading.Thread):
             set_time_limit(connection.sock, CALL_LIMIT)
             former = self._owner.memory.table
             served, lease_ms = former.term, former.lease_ms
-            welcome = connection.greet_master(self._hello, self._place)
+            welcome = connection.greet_master(self.hello, self._place)
             if welcome.term < served:
                 self._refuse(connection, served)
             self._owner.serve_master(welcome.term, max(welcome.lease_ms, lease_ms))
@@ -153,6 +154,8 @@ class MasterLink(threading.Thread):
     def _serve(self, connection: Connection) -> None:
         """Until the connection breaks or we stop."""
         self._tier_mounted = False
+        if self._draining is not None:
+            _send(connection, self._draining)
         said = 0
         sock = connection.sock
         poll = select.poll()
@@ -197,7 +200,7 @@ class MasterLink(threading.Thread):
 
     def _say(self, connection: Connection, message: Message) -> None:
         if isinstance(message, DiskUnmount) and self.tier is not None:
-            self.tier.stop()
+            self.tier.leave()
             self.tier = None
         _send(connection, message)
 
@@ -230,6 +233,8 @@ class MasterLink(threading.Thread):
                 _send(connection, killed)
         elif isinstance(message, CopyPart):
             self._copies.begin(message)
+        elif isinstance(message, Draining):
+            self._draining = message if any(message.job) else None
         elif isinstance(message, DiskOrders) and self.tier is not None:
             self.tier.order(message)
 

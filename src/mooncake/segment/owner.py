@@ -5,6 +5,8 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator
 
+from mooncake.errors import ErrorCode
+from mooncake.rpc.data_messages import Standing
 from mooncake.rpc.messages import Announce, AnnouncePlain, Kill, Killed, Record
 from mooncake.rpc.record_messages import Body
 from mooncake.segment.writers import Writers
@@ -76,6 +78,16 @@ class Owner:
             self._held[slot] -= 1
             if not self._held[slot]:
                 del self._held[slot]
+
+    def standing(self, asked: Standing) -> list[int]:
+        """Of each record whether its bytes are still its own: 0 or a code.  (A REMOVED one's are, until it is DEAD.)"""
+        records = self.memory.table
+        codes = []
+        for slot in asked.slots:
+            state, seq, _ = records.state(slot) if 0 <= slot < records.slots else (table.EMPTY, 0, 0)
+            stands = seq == asked.seq and state in (table.COMPLETE, table.REMOVED) and records.term == asked.term
+            codes.append(0 if stands else int(ErrorCode.REPLICA_IS_GONE))
+        return codes
 
     def serve_master(self, term: int, lease_ms: int) -> None:
         """From now on grants of older masters are void."""

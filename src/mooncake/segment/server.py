@@ -56,11 +56,11 @@ class SegmentServer:
         self._retired_at: float | None = None
         self._writers = Writers()
         self._memory = (
-            FileMemory.open(config.segment, config.path, config.start, config.size)
+            FileMemory.open(config.segment, config.path, config.start, config.capacity)
             if config.path
             else SegmentMemory.create(config.segment, config.memory)
         )
-        self._size = config.size
+        self._size = config.capacity
         self._file = config.start if config.path else -1
         self._owner = Owner(config.segment, self._memory, self._writers)
         self._attached = 0
@@ -77,7 +77,7 @@ class SegmentServer:
         self.info = SegmentInfo(
             segment=config.segment,
             name=config.name,
-            size=config.size,
+            size=config.capacity,
             tcp=join_host(config.announce, listener.getsockname()[1]),
             unix=name,
             host=config.host,
@@ -94,7 +94,8 @@ class SegmentServer:
         if config.disk is not None:
             from mooncake.segment.disk.tier import Tier
 
-            tier = Tier(config.disk, config.memory - config.disk.staging, self._owner, self._link.wake)
+            start = config.memory - config.disk.staging
+            tier = Tier(config.disk, start, self._owner, self._link.hello, self._link.wake)
             self._streams.tier = self._link.tier = tier
 
     @property

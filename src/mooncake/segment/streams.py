@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from mooncake.errors import ErrorCode
 from mooncake.rpc import frame
-from mooncake.rpc.data_messages import Read, Write
+from mooncake.rpc.data_messages import Read, Standing, Write
 from mooncake.rpc.disk_messages import Stage, Staged, Unstage
 from mooncake.rpc.message import Message
 from mooncake.rpc.messages import DECODERS, KINDS, PROTOCOL, Codes, Failure, Hello, Welcome, encode
@@ -115,6 +115,10 @@ class Streams(threading.Thread):
             self._write(stream, writer, request_id, message)
         elif isinstance(message, Stage):
             _reply(stream, request_id, message, self._stage(message))
+        elif isinstance(message, Standing):
+            here = message.segment == self._owner.segment
+            gone = [int(ErrorCode.SEGMENT_NOT_FOUND)] * len(message.slots)
+            _reply(stream, request_id, message, Codes(self._owner.standing(message) if here else gone))
         elif isinstance(message, Unstage):
             if self.tier is not None:
                 self.tier.staging.give_back(message.tickets)

@@ -6,6 +6,7 @@ closed or needs its bytes for a region of another size.
 
 import ctypes
 import mmap
+import sys
 import threading
 import time
 from types import TracebackType
@@ -95,7 +96,7 @@ class BufferLease:
 
     def __del__(self) -> None:
         region, self._region = getattr(self, "_region", None), None
-        if region is not None:
+        if region is not None and not sys.is_finalizing():
             self._pool._drop(region) if region.is_viewed else self._pool._take_back(region)
 
 
@@ -247,8 +248,9 @@ class BufferPool:
             self._changed.notify_all()
 
     def __del__(self) -> None:
-        for region in getattr(self, "_kept", ()):
-            region.close()
+        if not sys.is_finalizing():
+            for region in getattr(self, "_kept", ()):
+                region.close()
 
 
 def _check_unsigned(**numbers: int) -> None:

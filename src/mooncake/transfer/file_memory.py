@@ -3,6 +3,9 @@
 Nobody can seal such a file against being cut short, and a mapping of what is cut off kills its readers.  The range is
 locked for as long as any process of the pool has the file open for it, so that no two segments share bytes and no late
 writer of a former one writes into a new one.
+
+Behind the bytes lies a mark: whatever cuts any of them off cuts it off as well, and making the file longer again does
+not bring it back.  So bytes that were read before the mark was are what was written.
 """
 
 import ctypes
@@ -15,6 +18,7 @@ import struct
 import time
 
 from mooncake.errors import ConfigError
+from mooncake.rpc.messages import FILE_MARK
 from mooncake.transfer.memory import SegmentMemory, new_table
 from mooncake.transfer.stream import receive, send
 
@@ -25,11 +29,13 @@ _KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 
+_MAGIC = 0x4B52414D454C4946
+_MARK = struct.Struct("<QQ")
 _FLOCK = struct.Struct("hhqqi4x")
 
 
 class FileMemory(SegmentMemory):
-    """`size` bytes of `data_fd` from `base` on.  `address` is 0 and `data` empty: nothing is mapped but the table."""
+    """`size` bytes of `data_fd` from `base` on, and the mark.  `address` is 0, `data` empty: only a table is mapped."""
 
     def __init__(self, data_fd: int, table_fd: int, size: int, base: int) -> None:
         self._take_table(data_fd, table_fd, size)
@@ -40,11 +46,15 @@ class FileMemory(SegmentMemory):
     @classmethod
     def open(cls, segment: int, path: str, base: int, size: int) -> "FileMemory":
         """Of a new segment, with a formatted table.  Raises ConfigError."""
-        fd = open_file(path, base, size)
+        fd = open_file(path, base, size + FILE_MARK)
         try:
-            _lock(fd, path, base, size)
+            _lock(fd, path, base, size + FILE_MARK)
             _try(fd, path, base)
+            os.pwrite(fd, _mark(segment), base + size)
             table_fd = new_table(segment, size)
+        except OSError as error:
+            os.close(fd)
+            raise ConfigError(f"{path!r} takes no bytes ({error.strerror}); is its file system full?") from None
         except BaseException:
             os.close(fd)
             raise
@@ -54,14 +64,15 @@ class FileMemory(SegmentMemory):
 
     @property
     def is_whole(self) -> bool:
-        return os.fstat(self.data_fd).st_size >= self.base + self.size
+        mark = os.pread(self.data_fd, FILE_MARK, self.base + self.size)
+        return mark == _mark(self.table.segment)
 
     def send(self, sock: socket.socket, offset: int, length: int) -> None:
         buffer = memoryview(bytearray(min(length, _STEP)))
         at, end = self.base + offset, self.base + offset + length
         while at < end:
             got = os.preadv(self.data_fd, [buffer[: end - at]], at)
-            if not got:
+            if not got or not self.is_whole:
                 raise OSError(errno.EIO, "the segment's file has been cut short")
             send(sock, buffer[:got])
             at += got
@@ -90,6 +101,10 @@ class FileMemory(SegmentMemory):
         return offset + length
 
 
+def _mark(segment: int) -> bytes:
+    return _MARK.pack(_MAGIC, segment).ljust(FILE_MARK, b"\xa5")
+
+
 def open_memory(data_fd: int, table_fd: int, size: int, base: int) -> SegmentMemory:
     """What a server's descriptors stand for: a file from `base` on, or memory if that is negative."""
     return SegmentMemory(data_fd, table_fd, size) if base < 0 else FileMemory(data_fd, table_fd, size, base)
@@ -108,6 +123,8 @@ def open_file(path: str, base: int, size: int) -> int:
         raise ConfigError(f"{what}: it cannot be opened to read and write ({error.strerror})") from None
     try:
         length = os.fstat(fd).st_size
+        if size <= FILE_MARK:
+            raise ConfigError(f"{what}: expected more than {FILE_MARK} bytes, which it keeps to itself")
         if length < base + size:
             raise ConfigError(
                 f"{what}: the file has {length} bytes; make it larger (truncate -s {base + size} {path}), or name less"

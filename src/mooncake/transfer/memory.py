@@ -11,6 +11,7 @@ import fcntl
 import mmap
 import os
 import socket
+import sys
 
 from mooncake.errors import ConfigError
 from mooncake.transfer import table
@@ -41,11 +42,14 @@ class SegmentMemory:
     """A mapped segment.  `address` is where its first byte lies in this process."""
 
     base = 0  # where in `data_fd` it begins
+    data_fd = table_fd = -1
+    address = _mapped = 0
+    data = memoryview(b"")
 
     def __init__(self, data_fd: int, table_fd: int, size: int) -> None:
         self._take_table(data_fd, table_fd, size)
+        self.address = _map_aligned(data_fd, _page_up(size))
         self._mapped = _page_up(size)
-        self.address = _map_aligned(data_fd, self._mapped)
         self.data = memoryview((ctypes.c_char * size).from_address(self.address)).cast("B")
         self.advise(0, self._mapped, _MADV_HUGEPAGE)
 
@@ -118,10 +122,12 @@ class SegmentMemory:
         if self._mapped:
             _libc.munmap(self.address, self._mapped)
         self.address = 0
-        del self._table, self.table
+        vars(self).pop("table", None)  # not there if it could not be mapped
+        vars(self).pop("_table", None)
 
     def __del__(self) -> None:
-        self.close()
+        if not sys.is_finalizing():  # then modules may be gone, and the kernel takes all back
+            self.close()
 
 
 def available_memory() -> int:

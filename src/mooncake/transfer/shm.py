@@ -40,9 +40,7 @@ class ShmTransport(Transport):
         self._writer = writer
         self._address = memory.address
         self._room: Room | FileRoom = (
-            Room(memory.address, memory.data_fd, memory.size)
-            if memory.address
-            else FileRoom(memory.data_fd, memory.base, memory.size)
+            Room(memory.address, memory.data_fd, memory.size) if memory.address else FileRoom(memory)
         )
 
     def put_steps(

@@ -8,6 +8,7 @@ or by its GPU if it is device memory.
 import mmap
 import os
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from math import inf
@@ -54,8 +55,9 @@ class Staging:
         self._room = Room(self.address, self.fd, STAGING)
 
     def __del__(self) -> None:
-        self._room.close()
-        os.close(self.fd)
+        if not sys.is_finalizing():
+            self._room.close()
+            os.close(self.fd)
 
     def fill(self, pieces: Pieces, trusted: bool) -> memoryview:
         self._room.fill([0, pieces.total], pieces, trusted)

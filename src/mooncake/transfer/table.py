@@ -118,6 +118,10 @@ class Table:
             raise ValueError(f"not the table of segment {segment:#x} (layout {layout}, expected {LAYOUT})")
 
     @property
+    def segment(self) -> int:
+        return int(_HEADER.unpack_from(self._memory, 0)[2])
+
+    @property
     def slots(self) -> int:
         """Whoever maps the table can write anything there: not more than there is memory for."""
         return min(int(_HEADER.unpack_from(self._memory, 0)[4]), (len(self._memory) - HEADER_SIZE) // SLOT_SIZE)

@@ -74,7 +74,10 @@ class Restored:
         """Before the master serves."""
         directory.pool.term = max(directory.pool.term, self.head.term + 1)
         directory.granting.skip_to(max(self.head.last_seq, directory.pool.term << SEQ_BITS))
-        directory.tombstones.former = self.former
+        key_of, former = directory.catalog.key_of, self.former
+        former.seqs = {key_of(key): seq for key, seq in former.seqs.items()}
+        former.groups = {key_of(group): seq for group, seq in former.groups.items()}
+        directory.tombstones.former = former
         directory.tasks.remember(self.tasks)
         self.tasks = []
 

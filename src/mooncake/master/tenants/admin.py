@@ -25,7 +25,6 @@ class TenantRoutes:
 
     def __init__(self, service: MasterService) -> None:
         self._service = service
-        self._changing = asyncio.Lock()  # what is kept changes in the order of the requests
 
     def add_to(self, application: web.Application) -> None:
         route = "/api/v1/tenant_quotas"
@@ -56,7 +55,7 @@ class TenantRoutes:
                 ErrorCode.INVALID_PARAMS, f'expected a body such as {{"requested_quota_bytes": 1073741824}}: {error}'
             )
         name = request.query.get("tenant_id", "")
-        async with self._changing:
+        async with self._service.changing_quotas:
             before = tenants.named(name)
             former = None if before is None else before.quota
             tenant = tenants.set_quota(name, wanted)
@@ -72,7 +71,7 @@ class TenantRoutes:
         name = request.query.get("tenant_id", "")
         if not name:
             return failure(ErrorCode.INVALID_PARAMS, "Missing tenant_id query parameter")
-        async with self._changing:
+        async with self._service.changing_quotas:
             tenant = tenants.named(name)
             if tenant is None or tenant.quota is None:
                 return json_reply({"success": True, "data": None})

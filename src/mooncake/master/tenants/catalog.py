@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+import msgspec
+
 from mooncake.master.catalog import Catalog
 from mooncake.master.config import MasterConfig
 from mooncake.master.counters import Counters
 from mooncake.master.eviction import EvictionPolicy, Lru
 from mooncake.master.objects import Object, PartAt, Replica
 from mooncake.master.pool import Pool
-from mooncake.master.tenants.names import scope_in, wrong_name
+from mooncake.master.tenants.names import DEFAULT, scope_in, scope_of, wrong_name
 from mooncake.master.tenants.orders import TenantOrder, TenantProbes
 from mooncake.master.tenants.registry import Tenants, taken
 from mooncake.master.tombstones import Tombstones
@@ -20,7 +22,7 @@ from mooncake.rpc.record_messages import Body
 class TenantCatalog(Catalog):
     """`used` of every tenant is, after each step, what its complete values take."""
 
-    takes_plain = False  # records of values without a tenant are not taken in
+    takes_plain = False  # values that are nobody's are taken in one by one
 
     def __init__(
         self,
@@ -84,6 +86,16 @@ class TenantCatalog(Catalog):
     def has_room(self, obj: Object, size: int) -> bool:
         tenant = self.tenants.owner(obj)
         return tenant.taken + size <= self.tenants.limit(tenant)
+
+    def known_as(self, body: Body) -> Body:
+        """What was put while there were no tenants is the default tenant's."""
+        if body.private:
+            return body
+        group = body.group and scope_of(DEFAULT) + body.group
+        return msgspec.structs.replace(body, key=scope_of(DEFAULT) + body.key, group=group, private=True)
+
+    def key_of(self, name: str) -> str:
+        return name if scope_in(name) else scope_of(DEFAULT) + name
 
     def takes(self, body: Body) -> bool:
         scope = scope_in(body.key)

@@ -6,6 +6,7 @@ request can name what lies under another scope: whoever connects says who he is,
 
 from __future__ import annotations
 
+DEFAULT = "default"  # who says nothing
 _MARK = "\x1f"  # no tenant's name holds it
 
 

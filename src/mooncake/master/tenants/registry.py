@@ -135,6 +135,15 @@ class Tenants:
         tenant.quota = quota
         return tenant
 
+    def replace(self, quotas: Mapping[str, int]) -> None:
+        """These are all.  Values of a tenant that is not among them stay until others need their room."""
+        for tenant in self:
+            if tenant.quota is not None and tenant.name not in quotas:
+                self.restore(tenant, None)
+                self.forget_unknown(tenant)
+        for name, quota in quotas.items():
+            self.set_quota(name, quota)
+
     def restore(self, tenant: Tenant, quota: int | None) -> None:
         """Take the last `set_quota` of `tenant` back."""
         self._requested += (quota or 0) - (tenant.quota or 0)

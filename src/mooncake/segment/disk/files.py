@@ -7,9 +7,12 @@ interpreter lock.
 
 import contextlib
 import errno
+import logging
 import mmap
 import os
 from collections.abc import Callable, Sequence
+
+logger = logging.getLogger("mooncake.segment")
 
 BLOCK = 4096
 _IOV_MAX = 1024
@@ -48,10 +51,31 @@ class Files:
         _move(os.preadv, fd, [view], offset)
 
     def append(self, fd: int, data: bytes) -> None:
-        """`data` at the end of an index file.  Raises OSError."""
+        """`data` at the end of an index file, all of it or nothing.  Raises OSError."""
+        end = os.fstat(fd).st_size
         left = memoryview(data)
-        while left:
-            left = left[os.write(fd, left) :]
+        try:
+            while left:
+                left = left[os.write(fd, left) :]
+        except OSError:  # entries that nobody believes in must not be found after a restart
+            os.ftruncate(fd, end)
+            raise
+
+    def sync(self, fd: int) -> None:
+        """What was written is there after a power failure too.  Raises OSError."""
+        os.fdatasync(fd)
+
+    def delete(self, path: str) -> None:
+        """The two files of this stem, the index first: data without an index is nothing."""
+        for kind in (".index", ".data"):
+            try:
+                self.unlink(path + kind)
+            except OSError as error:
+                if error.errno != errno.ENOENT:
+                    logger.error("cannot delete %s%s: %s", path, kind, error)
+
+    def unlink(self, path: str) -> None:
+        os.unlink(path)
 
 
 def _move(call: Callable[[int, list[memoryview], int], int], fd: int, views: list[memoryview], offset: int) -> int:

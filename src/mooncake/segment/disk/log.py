@@ -5,104 +5,34 @@
 
 Room for a batch is *reserved* at the end of the newest file, filled by the caller's thread without any lock, and
 *committed*.  A file whose values are all dead is deleted, and so is the oldest when the quota is reached: values in it
-are evicted together, and space comes back without copying.  A value is known by its sequence number, which no other
+are evicted together, and space comes back without copying.  What is left in a file that is mostly dead is moved
+elsewhere (see `compaction`).  A value is known by its sequence number, which no other
 value ever has, so an old number finds the old bytes or nothing.
 
 Thread-safe.  A file that is deleted while it is read or written stays open until that is over.
 """
 
 import contextlib
-import errno
 import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from itertools import islice
 
 import msgspec
-import xxhash
 
-from mooncake.rpc.record_messages import Body
 from mooncake.segment.disk.entries import DEAD, WRITTEN, Entry, pack, unpack
 from mooncake.segment.disk.files import Files, blocks
+from mooncake.segment.disk.records import Counts, LogFile, Record, Room, Written, checksum
 
 logger = logging.getLogger("mooncake.segment")
 
-_decode = msgspec.msgpack.Decoder(Body).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class DiskFullError(Exception):
     """There is no room for a batch, and none may be made."""
-
-
-class LogFile:
-    """One data file with its index.  `tail`: bytes that are given out; `users`: reservations and reads under way."""
-
-    def __init__(self, number: int, path: str, data: int, index: int) -> None:
-        self.number = number
-        self.path = path
-        self.data, self.index = data, index
-        self.tail = 0
-        self.users = 0
-        self.writers = 0
-        self.sealed = False
-        self.gone = False
-        self.live: dict[int, Record] = {}
-
-    def close_if_unused(self) -> None:
-        if self.gone and not self.users and self.data >= 0:
-            os.close(self.data)
-            os.close(self.index)
-            self.data = self.index = -1
-
-
-class Record(NamedTuple):
-    """Where a value lies.  `body` is msgpack of messages.Body without extents."""
-
-    seq: int
-    file: LogFile
-    offset: int
-    size: int
-    checksum: int
-    body: bytes
-
-    @property
-    def key(self) -> str:
-        return _decode(self.body).key
-
-
-class Room(NamedTuple):
-    """Reserved: `length` bytes at `offset` of `file`."""
-
-    file: LogFile
-    offset: int
-    length: int
-
-
-class Written(NamedTuple):
-    """A value that lies in reserved room now."""
-
-    seq: int
-    offset: int
-    size: int
-    checksum: int
-    body: Body
-
-
-class Counts:
-    """What happened since the start, values or bytes."""
-
-    def __init__(self) -> None:
-        self.written = self.written_bytes = 0
-        self.read = self.read_bytes = 0
-        self.evicted = self.evicted_bytes = 0
-        self.corrupt = 0  # values whose bytes were not what was written, or could not be read
-        self.torn = 0  # damaged places in index files, and entries of bytes that are not there
-
-    def by_name(self) -> dict[str, int]:
-        return dict(vars(self))
 
 
 class DiskLog:
@@ -122,6 +52,9 @@ class DiskLog:
         self._by_seq: dict[int, Record] = {}
         self._log_files: dict[int, LogFile] = {}  # oldest first
         self._current: LogFile | None = None
+        self._survivors: LogFile | None = None  # takes what is moved
+        self._wanted = 0  # bytes that moving waits for
+        self._stale: dict[int, LogFile] = {}  # moved values → the file whose index lists them still
         self._next = 1
         self._used = 0
         self._evicted: deque[tuple[int, str]] = deque()  # (seq, key), to be told
@@ -172,7 +105,7 @@ class DiskLog:
             self._next = number + 1
             path = self._path(number)
             if kinds != {"data", "index"}:  # a crash between the making, or the deleting, of the two
-                _delete(path)
+                self._files.delete(path)
                 continue
             with self._lock:
                 self._recover_file(number, path)
@@ -196,9 +129,12 @@ class DiskLog:
                 file.live.pop(entry.seq, None)
             else:
                 file.live[entry.seq] = Record(entry.seq, file, entry.offset, entry.size, entry.checksum, entry.body)
-        for seq in list(file.live):
-            if seq in self._by_seq:  # never, unless files were copied about
-                del file.live[seq]
+        twice = [seq for seq in file.live if seq in self._by_seq]  # a crash while they were moved: one copy is enough
+        for seq in twice:
+            del file.live[seq]
+        if file.live:
+            self._files.append(file.index, b"".join(pack(Entry(DEAD, seq)) for seq in twice))
+        file.live_bytes = sum(blocks(record.size) for record in file.live.values())
         file.tail = size
         self._used += size
         self._log_files[number] = file
@@ -226,12 +162,8 @@ class DiskLog:
                 if file is not None:
                     self._seal(file)
                 file = None
-            while self.used + length > self._quota or len(self._by_seq) >= self._keys_limit:
-                if not self.may_evict or not self._evict_one():
-                    raise DiskFullError(f"the quota of {self._quota} bytes is used")
-                if file is not None and file.gone:
-                    file = None
-            if file is None:
+            self._make_room(length)
+            if file is None or file.gone:
                 file = self._current = self._begin()
             room = Room(file, file.tail, length)
             file.tail += length
@@ -258,7 +190,8 @@ class DiskLog:
                 self._files.append(file.index, b"".join(map(pack, entries)))
                 for entry in entries:
                     record = Record(entry.seq, file, entry.offset, entry.size, entry.checksum, entry.body)
-                    file.live[entry.seq] = self._by_seq[entry.seq] = record
+                    self._by_seq[entry.seq] = record
+                    file.add(record)
                     self.counts.written += 1
                     self.counts.written_bytes += entry.size
             finally:
@@ -308,8 +241,7 @@ class DiskLog:
                     good += self.read([record], target[at : at + length])
                     at += length
                 return good
-            logger.error("value of key %r cannot be read from %s.data: %s", first.key, first.file.path, error)
-            self._drop_damaged(first)
+            self.drop_damaged(first, error)
             return [False]
         good, at = [], 0
         for record in records:
@@ -320,12 +252,13 @@ class DiskLog:
                 self.counts.read += 1
                 self.counts.read_bytes += record.size
             else:
-                logger.error("value of key %r in %s.data is damaged and is dropped", record.key, record.file.path)
-                self._drop_damaged(record)
+                self.drop_damaged(record, "its bytes are not those that were written")
         return good
 
-    def _drop_damaged(self, record: Record) -> None:
+    def drop_damaged(self, record: Record, problem: object) -> None:
+        """The value cannot be had any more: it has left by itself."""
         key = record.key
+        logger.error("value of key %r in %s.data is dropped: %s", key, record.file.path, problem)
         if self.remove(record.seq):
             self.counts.corrupt += 1
             with self._lock:
@@ -340,15 +273,82 @@ class DiskLog:
             if record is None:
                 return False
             file = record.file
-            del file.live[seq]
+            file.take(seq)
             if file.live or file.writers or not file.sealed:
-                try:
-                    self._files.append(file.index, pack(Entry(DEAD, seq)))
-                except OSError as error:
-                    logger.error("the removal of a value is not noted in %s.index: %s", file.path, error)
+                self._note_dead(file, seq)
             else:
                 self._delete_file(file)
+            self._note_moved_dead(seq)
             return True
+
+    # -- moving what is left of a file
+
+    def find_sparse(self, share: float) -> LogFile | None:
+        """The file with the least alive, if that is less than `share` of it."""
+        with self._lock:
+            sparse = [
+                file
+                for file in self._log_files.values()
+                if file.sealed and not file.writers and file.live_bytes < share * file.tail
+            ]
+            return min(sparse, key=lambda file: file.live_bytes, default=None)
+
+    def claim(self, source: LogFile) -> tuple[list[Record], Room] | None:
+        """What is alive in `source`, by offset, and room for it; neither file goes until `unclaim`.  None: there is no
+        room within the quota now; the next eviction makes it.  Raises OSError."""
+        with self._lock:
+            length = self._wanted = source.live_bytes
+            if source.gone or source.writers or self._used + length > self._quota:
+                return None
+            self._wanted = 0
+            target = self._survivors
+            limit = min(self._file_limit, self._quota // 8)
+            if target is None or target is source or target.tail + length > limit:
+                target = self._survivors = self._begin(before=source)
+                target.sealed = True
+            room = Room(target, target.tail, length)
+            target.tail += length
+            self._used += length
+            for file in (source, target):
+                file.users += 1
+                file.writers += 1
+            return sorted(source.live.values(), key=lambda record: record.offset), room
+
+    def move(self, source: LogFile, target: LogFile, moved: list[tuple[Record, int]]) -> None:
+        """These records of `source` lie at these offsets of `target` too: find them there from now on.  Raises OSError:
+        then they are where they were."""
+        self._files.sync(target.data)
+        with self._lock:
+            alive = [(record, offset) for record, offset in moved if self._by_seq.get(record.seq) is record]
+            entries = [Entry(WRITTEN, old.seq, offset, old.size, old.checksum, old.body) for old, offset in alive]
+            self._files.append(target.index, b"".join(map(pack, entries)))
+            for old, offset in alive:
+                record = old._replace(file=target, offset=offset)
+                self._note_moved_dead(old.seq)  # where it was before, should that still be there
+                self._by_seq[old.seq] = record
+                self._stale[old.seq] = source
+                source.moved.add(old.seq)
+                source.take(old.seq)
+                target.add(record)
+                self.counts.compacted += 1
+                self.counts.compacted_bytes += old.size
+
+    def unclaim(self, source: LogFile, room: Room) -> None:
+        """The end of a claim, of which `room` was not used; `source` goes if nothing is left in it.  Raises OSError: it
+        stays then."""
+        target = room.file
+        try:
+            self._files.sync(target.index)
+        except OSError:
+            source.users += 1  # for good: what it has may be needed after a power failure
+            source.writers += 1
+            raise
+        finally:
+            with self._lock:
+                target.tail -= room.length
+                self._used -= room.length
+                self._leave(target, writing=True)
+                self._leave(source, writing=True)
 
     def close(self) -> None:
         with self._lock:
@@ -363,7 +363,31 @@ class DiskLog:
     def _path(self, number: int) -> str:
         return os.path.join(self._directory, f"{number:016x}")
 
-    def _begin(self) -> LogFile:
+    def _make_room(self, length: int) -> None:
+        """Evict until there is room within the quota.  Raises DiskFullError."""
+        evicted = False
+        while self._used + length > self._quota or len(self._by_seq) >= self._keys_limit:
+            if not self.may_evict or not self._evict_one():
+                raise DiskFullError(f"the quota of {self._quota} bytes is used")
+            evicted = True
+        while evicted and self._wanted and self._used + length + self._wanted > self._quota and self._evict_one():
+            pass
+
+    def _note_dead(self, file: LogFile, seq: int) -> None:
+        try:
+            self._files.append(file.index, pack(Entry(DEAD, seq)))
+        except OSError as error:
+            logger.error("the removal of a value is not noted in %s.index: %s", file.path, error)
+
+    def _note_moved_dead(self, seq: int) -> None:
+        """A value that has gone shall not be found again where it was moved from."""
+        file = self._stale.pop(seq, None)
+        if file is not None:
+            file.moved.discard(seq)
+            self._note_dead(file, seq)
+
+    def _begin(self, before: LogFile | None = None) -> LogFile:
+        """A new file, the last that is evicted; or next before this one."""
         number, self._next = self._next, self._next + 1
         path = self._path(number)
         data = self._files.create(path + ".data")
@@ -372,9 +396,14 @@ class DiskLog:
             index = os.open(path + ".index", flags, 0o600)
         except OSError:
             os.close(data)
-            _delete(path)
+            self._files.delete(path)
             raise
         file = self._log_files[number] = LogFile(number, path, data, index)
+        if before is not None:
+            others = self._log_files
+            at = list(others).index(before.number)
+            order = [*islice(others, at), number, *islice(others, at, len(others) - 1)]
+            self._log_files = {each: others[each] for each in order}
         return file
 
     def _seal(self, file: LogFile) -> None:
@@ -397,9 +426,10 @@ class DiskLog:
                 for record in file.live.values():
                     self._evicted.append((record.seq, record.key))
                     del self._by_seq[record.seq]
+                    self._note_moved_dead(record.seq)
                     self.counts.evicted += 1
                     self.counts.evicted_bytes += record.size
-                file.live = {}
+                file.live, file.live_bytes = {}, 0
                 self._delete_file(file)
                 return True
         return False
@@ -409,42 +439,11 @@ class DiskLog:
             self._used -= file.tail
         if self._current is file:
             self._current = None
-        _delete(file.path)
+        if self._survivors is file:
+            self._survivors = None
+        for seq in file.moved:
+            del self._stale[seq]
+        file.moved.clear()
+        self._files.delete(file.path)
         file.gone = True
         file.close_if_unused()
-
-
-def checksum(*views: memoryview) -> int:
-    """xxh3 of the views' bytes one after another (`update` releases the interpreter lock, its short form does not)."""
-    hashed = xxhash.xxh3_64()
-    for view in views:
-        hashed.update(view)
-    return hashed.intdigest()
-
-
-def runs(records: Sequence[Record], longest: int) -> Iterator[list[Record]]:
-    """Cut records, ordered by file and offset, into lists that lie one after another, of at most `longest` bytes
-    (or one value)."""
-    run: list[Record] = []
-    length = 0
-    for record in records:
-        if run:
-            last = run[-1]
-            adjoins = last.file is record.file and last.offset + blocks(last.size) == record.offset
-            if not adjoins or length + blocks(record.size) > longest:
-                yield run
-                run, length = [], 0
-        run.append(record)
-        length += blocks(record.size)
-    if run:
-        yield run
-
-
-def _delete(path: str) -> None:
-    """The index first: data without an index is nothing."""
-    for kind in (".index", ".data"):
-        try:
-            os.unlink(path + kind)
-        except OSError as error:
-            if error.errno != errno.ENOENT:
-                logger.error("cannot delete %s%s: %s", path, kind, error)

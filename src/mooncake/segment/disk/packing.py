@@ -12,7 +12,8 @@ import msgspec
 
 from mooncake.rpc.record_messages import Body
 from mooncake.segment.disk.files import BLOCK, blocks
-from mooncake.segment.disk.log import DiskLog, Room, Written, checksum
+from mooncake.segment.disk.log import DiskLog
+from mooncake.segment.disk.records import Room, Written, checksum
 from mooncake.transfer.memory import SegmentMemory
 
 BUFFER = 8 << 20

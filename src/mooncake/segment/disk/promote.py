@@ -7,7 +7,8 @@ import msgspec
 from mooncake.rpc.disk_messages import Promotion
 from mooncake.rpc.record_messages import Body
 from mooncake.segment.disk.files import blocks
-from mooncake.segment.disk.log import DiskLog, Record
+from mooncake.segment.disk.log import DiskLog
+from mooncake.segment.disk.records import Record
 from mooncake.segment.disk.staging import Staging
 from mooncake.segment.owner import Owner
 from mooncake.transfer import table

@@ -1,6 +1,7 @@
 """The SSD tier of one segment server: what the master orders is queued here, done by two threads, and reported.
 
     link thread       mount, orders, reports
+    compaction        what is alive in files that are mostly dead (see `compaction`)
     writer threads    records from memory to disk; promotions from disk to memory
     stream threads    `stage`: values from disk to the staging memory, for who asked
 
@@ -10,6 +11,7 @@ kept until the master has acknowledged the report with it.
 
 import errno
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -18,7 +20,7 @@ from itertools import islice
 
 import msgspec
 
-from mooncake.errors import ConfigError, ErrorCode
+from mooncake.errors import ConfigError, ErrorCode, StoreError, TransferError
 from mooncake.rpc.disk_messages import (
     DiskAnnounce,
     DiskMount,
@@ -27,16 +29,21 @@ from mooncake.rpc.disk_messages import (
     DiskRecord,
     DiskReport,
     DiskSettings,
+    Gather,
     Promotion,
     Stage,
     Staged,
 )
+from mooncake.rpc.messages import Hello
 from mooncake.rpc.record_messages import Body
+from mooncake.segment.disk.compaction import Compactor
 from mooncake.segment.disk.files import Files, blocks
-from mooncake.segment.disk.home import quota_of, settle
-from mooncake.segment.disk.log import DiskFullError, DiskLog, Record, runs
+from mooncake.segment.disk.gather import gathered
+from mooncake.segment.disk.home import Home, quota_of, settle
+from mooncake.segment.disk.log import DiskFullError, DiskLog
 from mooncake.segment.disk.packing import Packer, Value
 from mooncake.segment.disk.promote import promote
+from mooncake.segment.disk.records import Record, runs
 from mooncake.segment.disk.staging import Staging
 from mooncake.segment.owner import Owner
 from mooncake.transfer import table
@@ -51,6 +58,10 @@ STAGE_WAIT = 2.0  # seconds that a reader waits for room
 _ANNOUNCED_AT_ONCE = 1000
 _REPORT_S = 1.0  # figures are reported this often, though nothing else is
 _UNLIMITED = 1 << 62
+_COMPACTION_PAUSE = 1.0  # seconds until it is looked for sparse files again
+_LOST_LATER = "values stay in memory, and are lost when they are evicted from there"
+_GATHER_TRIES = 2  # a server that had to be left alone for a moment
+_NOT_GATHERED = (OSError, EOFError, ValueError, StoreError, TransferError)
 
 _decode = msgspec.msgpack.Decoder(Body).decode
 
@@ -58,9 +69,12 @@ _decode = msgspec.msgpack.Decoder(Body).decode
 class Tier:
     """`ready` once what is on disk is known.  `wake` rouses the link thread: there is something to report."""
 
-    def __init__(self, settings: DiskSettings, start: int, owner: Owner, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, settings: DiskSettings, start: int, owner: Owner, hello: Hello, wake: Callable[[], None]
+    ) -> None:
         self._settings = settings
         self._owner = owner
+        self._hello = hello
         self._wake = wake
         self.log: DiskLog | None = None
         self.staging = Staging(start, settings.staging, settings.ttl_ms / 1e3)
@@ -68,8 +82,11 @@ class Tier:
         self._path = settings.path
         self._work = threading.Condition()
         self._running = True
+        self._stopped = threading.Event()
+        self._home: Home | None = None
         self._writes: deque[tuple[int, int]] = deque()  # (slot, seq)
         self._promotions: deque[tuple[Promotion, int]] = deque()  # with the term
+        self._gathers: deque[tuple[Gather, int]] = deque()  # likewise
         self._under_way: set[int] = set()  # seqs of writes and of promotions, queued or begun
         self._cancelled: set[int] = set()  # of those, values that are to be dropped
         self._outcome = DiskReport(owner.segment)
@@ -84,30 +101,45 @@ class Tier:
     @property
     def queued(self) -> int:
         """Values that wait to be written."""
-        return len(self._writes)
+        return len(self._writes) + len(self._gathers)
 
     def start(self) -> None:
         threading.Thread(target=self._open, name="mooncake-disk", daemon=True).start()
 
     def stop(self) -> None:
-        """Let go of the directory; what is under way ends with the process."""
+        """Write nothing any more; the directory is let go of with the process."""
         with self._work:
             self._running = False
             self._work.notify_all()
+        self._stopped.set()
+
+    def leave(self) -> None:
+        """Stop, and let go of the directory when those who were told of values here can have read them no longer."""
+        self.stop()
+        lease = self._owner.memory.table.lease_ms / 1e3
+        end = threading.Timer(lease + self.staging.ttl, self._close)
+        end.daemon = True
+        end.start()
+
+    def _close(self) -> None:
+        log, self.log = self.log, None
+        if log is not None:
+            log.close()
+        if self._home is not None:
+            os.close(self._home.lock)
 
     def _open(self) -> None:
         started = time.monotonic()
         try:
             home = settle(self._settings)
-            log = DiskLog(
-                home.path, Files(home.direct), self._settings.file_limit, _UNLIMITED, self._settings.keys_limit
-            )
+            files = Files(home.direct)
+            log = DiskLog(home.path, files, self._settings.file_limit, _UNLIMITED, self._settings.keys_limit)
             log.lru = self._settings.lru
             log.recover()
         except (OSError, ConfigError) as error:
             logger.error("there is no SSD tier: %s", error)
             return
-        self._number, self._path = home.number, home.path
+        self._home, self._number, self._path = home, home.number, home.path
         logger.info(
             "SSD tier %s: %d values, %d MiB found in %.2f s, %d damaged entries; %s I/O",
             home.path, len(log), log.used >> 20, time.monotonic() - started, log.counts.torn,
@@ -116,6 +148,9 @@ class Tier:
         self.log = log
         for i in range(WRITERS):
             threading.Thread(target=self._run, args=(log,), name=f"mooncake-disk-{i}", daemon=True).start()
+        if self._settings.compaction:
+            compactor = Compactor(log, files, self._pace)
+            threading.Thread(target=self._compact, args=(compactor,), name="mooncake-disk-compact", daemon=True).start()
         self._wake()
 
     # -- the link's thread
@@ -134,7 +169,9 @@ class Tier:
             return
         with self._work:  # another master, or one that had forgotten us: it orders anew
             begun = self._under_way - {seq for _, seq in self._writes} - {p.seq for p, _ in self._promotions}
+            begun -= {gather.seq for gather, _ in self._gathers}
             self._writes.clear()
+            self._gathers.clear()
             self._promotions.clear()
             self._under_way = begun
             self._outcome, self._sent = DiskReport(self._owner.segment), None
@@ -155,12 +192,11 @@ class Tier:
         term = self._owner.memory.table.term
         with self._work:
             for slot, seq in zip(orders.slots, orders.seqs, strict=True):
-                record = log.find(seq)
-                if record is not None:
-                    self._written(seq, record.key)
-                elif seq not in self._under_way:
-                    self._under_way.add(seq)
+                if self._is_new(log, seq):
                     self._writes.append((slot, seq))
+            for gather in orders.gather:
+                if self._is_new(log, gather.seq):
+                    self._gathers.append((gather, term))
             for seq in orders.drop:
                 if seq in self._under_way:
                     self._cancelled.add(seq)
@@ -174,6 +210,16 @@ class Tier:
             self._work.notify_all()
         if orders.drop:
             self._wake()
+
+    def _is_new(self, log: DiskLog, seq: int) -> bool:
+        """Whether the write of `seq`, just ordered, is to be queued."""
+        record = log.find(seq)
+        if record is not None:
+            self._written(seq, record.key)
+        elif seq not in self._under_way:
+            self._under_way.add(seq)
+            return True
+        return False
 
     def report(self) -> DiskReport | None:
         """What the master is to be told now, if it has acknowledged what it was told before."""
@@ -190,7 +236,7 @@ class Tier:
             self._outcome = DiskReport(self._owner.segment)
             outcome.evicted += [seq for seq, _ in evicted]
             outcome.evicted_keys += [key for _, key in evicted]
-            outcome.queue = len(self._writes)
+            outcome.queue = self.queued
         outcome.used, outcome.quota, outcome.counts = log.used, log.quota, log.counts.by_name()
         self._sent, self._sent_at = outcome, time.monotonic()
         return outcome
@@ -208,16 +254,19 @@ class Tier:
         packer = Packer(self._owner.memory, log)
         while True:
             with self._work:
-                while self._running and not self._writes and not self._promotions:
+                while self._running and not (self._writes or self._gathers or self._promotions):
                     self._work.wait()
                 if not self._running:
                     return
                 promotion = self._promotions.popleft() if self._promotions else None
+                gather = self._gathers.popleft() if self._gathers and promotion is None else None
                 batch = None if promotion is not None else self._take_writes()
             if promotion is not None:
                 self._promote(log, *promotion)
             if batch is not None:
                 self._write(log, packer, *batch)
+            if gather is not None:
+                self._gather(log, packer, *gather)
             self._wake()
 
     def _take_writes(self) -> tuple[list[Value], list[int]]:
@@ -253,6 +302,22 @@ class Tier:
             self._owner.let_go(value.slot)
         done = {value.seq for value in written}
         self._finish(log, written, lost + [value.seq for value in values if value.seq not in done])
+
+    def _gather(self, log: DiskLog, packer: Packer, order: Gather, term: int) -> None:
+        """Write a value that lies in parts."""
+        written: list[Value] = []
+        for tries_left in reversed(range(_GATHER_TRIES)):
+            try:
+                with gathered(order, self._owner, self.staging, self._hello, term) as value:
+                    written = self._write_all(log, packer, [value])
+                break
+            except _NOT_GATHERED as error:
+                if not tries_left:
+                    self._complain(f"a value that lies in parts is not written to {self._path}: {error}")
+            except Exception:
+                logger.exception("a value could not be written to %s", self._path)
+                break
+        self._finish(log, written, [] if written else [order.seq])
 
     def _write_all(self, log: DiskLog, packer: Packer, values: list[Value]) -> list[Value]:
         """Those that are on disk now."""
@@ -307,12 +372,26 @@ class Tier:
         self._outcome.written.append(seq)
         self._outcome.keys.append(key)
 
-    def _complain(self, text: str) -> None:
+    def _complain(self, text: str, outcome: str = _LOST_LATER) -> None:
         """In the log, but not for every batch."""
         now = time.monotonic()
         if now > self._complained + 10:
             self._complained = now
-            logger.error("%s; values stay in memory, and are lost when they are evicted from there", text)
+            logger.error("%s; %s", text, outcome)
+
+    # -- compaction
+
+    def _compact(self, compactor: Compactor) -> None:
+        while not self._stopped.wait(_COMPACTION_PAUSE):
+            try:
+                while compactor.step():
+                    pass
+            except OSError as error:
+                self._complain(f"room cannot be won back in {self._path}: {error}", "what was there stays")
+                self._stopped.wait(10 * _COMPACTION_PAUSE)
+
+    def _pace(self, moved: int) -> bool:
+        return not self._stopped.wait(moved / self._settings.compaction)
 
     # -- reading
 

@@ -82,6 +82,8 @@ class Server:
                 await self._serve(greet, reader, writer)
         except _GONE as error:
             logger.debug("A connection of decode ended: %r", error)
+        except asyncio.CancelledError:
+            pass  # the loop is closed: asyncio would log it as an error of a callback (Python 3.11)
         finally:
             writer.close()
 
