@@ -341,7 +341,7 @@ class DiskLog:
                 return False
             file = record.file
             del file.live[seq]
-            if file.live or file.writers or not file.sealed:
+            if file.live or file.writers:
                 try:
                     self._files.append(file.index, pack(Entry(DEAD, seq)))
                 except OSError as error:
@@ -386,7 +386,7 @@ class DiskLog:
     def _leave(self, file: LogFile, *, writing: bool) -> None:
         file.users -= 1
         file.writers -= writing
-        if file.sealed and not file.live and not file.writers and not file.gone:
+        if not file.live and not file.writers and not file.gone:
             self._delete_file(file)
         file.close_if_unused()
 
