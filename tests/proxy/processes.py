@@ -112,10 +112,15 @@ class Proxy(_Process):
         if key is not None:
             environment["ADMIN_API_KEY"] = key
         self._before: dict[str, float] = {}
-        self.process = subprocess.Popen([*argv, *flags], env=environment)
-        wait_until(lambda: self._answers("/health"), what="the proxy")
+        self._command, self._environment = [*argv, *flags], environment
+        self.start()
         if ready:
-            wait_until(self._is_ready, what="all instances")
+            wait_until(self.is_ready, what="all instances")
+
+    def start(self) -> None:
+        """Also again, after it has ended: on the same port."""
+        self.process = subprocess.Popen(self._command, env=self._environment)
+        wait_until(lambda: self._answers("/health"), what="the proxy")
 
     def adopt(self, prefill, decode) -> None:
         """Serve these; metrics count from now on."""
@@ -125,7 +130,7 @@ class Proxy(_Process):
             assert self.change("add", "prefill", engine, **more)[0] == 200
         for engine in decode:
             assert self.change("add", "decode", engine)[0] == 200
-        wait_until(self._is_ready, what="all instances")
+        wait_until(self.is_ready, what="all instances")
         self._before = self._series()
 
     def leave(self) -> None:
@@ -135,7 +140,7 @@ class Proxy(_Process):
             assert http(self.url + "/instances/remove", body, {"X-API-Key": ADMIN_KEY})[0] == 200
         wait_until(lambda: not self.instances(), what="an empty proxy")
 
-    def _is_ready(self) -> bool:
+    def is_ready(self) -> bool:
         return all(one["state"] == "ready" for one in self.instances())
 
     def instances(self) -> list[dict]:
