@@ -82,6 +82,8 @@ class Server:
                 await self._serve(greet, reader, writer)
         except _GONE as error:
             logger.debug("A connection of decode ended: %r", error)
+        except asyncio.CancelledError:
+            pass  # the loop ends; asyncio's streams (3.11) would log a traceback of a task that was cancelled
         finally:
             writer.close()
 
