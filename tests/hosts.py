@@ -3,6 +3,8 @@
 import itertools
 import os
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class Hosts:
@@ -45,23 +47,27 @@ class Hosts:
         """What to put before a command that is to run in host `i`."""
         return ["ip", "netns", "exec", self.names[i]]
 
-    def cut(self, i: int) -> None:
+    @contextmanager
+    def cut_off(self, i: int) -> Iterator[None]:
         """Nothing comes or goes, and nobody is told."""
         self._run("ip", "link", "set", self._link(i), "nomaster")
+        try:
+            yield
+        finally:
+            self._run("ip", "link", "set", self._link(i), "master", self._bridge, "up")
 
-    def mend(self, i: int) -> None:
-        self._run("ip", "link", "set", self._link(i), "master", self._bridge, "up")
-
-    def slow(self, i: int, bytes_a_second: int) -> None:
+    @contextmanager
+    def slowed(self, i: int, bytes_a_second: int) -> Iterator[None]:
         """Either way."""
+        outer, inner = ["tc"], ["tc", "-n", self.names[i]]
         rate = ["root", "tbf", "rate", f"{bytes_a_second * 8}bit", "burst", "64kb", "latency", "200ms"]
-        self._run("tc", "qdisc", "add", "dev", self._link(i), *rate)
-        self._run("tc", "-n", self.names[i], "qdisc", "add", "dev", "eth0", *rate)
-
-    def quick(self, i: int) -> None:
-        """No longer slow."""
-        self._run("tc", "qdisc", "del", "dev", self._link(i), "root")
-        self._run("tc", "-n", self.names[i], "qdisc", "del", "dev", "eth0", "root")
+        self._run(*outer, "qdisc", "add", "dev", self._link(i), *rate)
+        self._run(*inner, "qdisc", "add", "dev", "eth0", *rate)
+        try:
+            yield
+        finally:
+            self._run(*outer, "qdisc", "del", "dev", self._link(i), "root")
+            self._run(*inner, "qdisc", "del", "dev", "eth0", "root")
 
     def close(self) -> None:
         for name in self.names:

@@ -23,9 +23,11 @@ PUT, GET, BATCH, EVICTION, OFFLOAD, TASK, REQUEST = "put", "get", "batch", "evic
 WORKS = (PUT, GET, BATCH, EVICTION, OFFLOAD, TASK, REQUEST)
 
 # Deployments.  LOCAL: all on loopback.  HOSTS: each process in a network namespace of its own.  REQUESTS: a proxy
-# before stub engines.  HANDOVER: prefill and decode workers that push KV cache, on one host or on two.
-LOCAL, HOSTS, REQUESTS, HANDOVER, HANDOVER_HOSTS = "local", "hosts", "requests", "handover", "handover between hosts"
-SCENES = (LOCAL, HOSTS, REQUESTS, HANDOVER, HANDOVER_HOSTS)
+# before stub engines.  HANDOVER: prefill and decode workers that push KV cache.
+LOCAL, REQUESTS, HANDOVER = "local", "requests", "handover"
+HOSTS, REQUESTS_HOSTS, HANDOVER_HOSTS = "hosts", "requests between hosts", "handover between hosts"
+ON_HOSTS = (HOSTS, REQUESTS_HOSTS, HANDOVER_HOSTS)
+SCENES = (LOCAL, REQUESTS, HANDOVER, *ON_HOSTS)
 
 
 def why_not(victim: str, fault: str, work: str) -> str:
@@ -40,8 +42,6 @@ def why_not(victim: str, fault: str, work: str) -> str:
         return "it keeps no values on a disk"
     if fault == MEMORY_FULL and victim not in (SERVER, PRIVATE):
         return "it holds no memory of the pool"
-    if fault in OF_NETWORKS and victim == PROXY:
-        return "HTTP over a link that is cut or slow is the stop of an engine to it, or of its client"
     return ""
 
 
@@ -103,9 +103,8 @@ def happens_in(scene: str, disk: bool, etcd: bool) -> list[tuple[str, str, str]]
                 and (disk or (work != OFFLOAD and fault != DISK_FULL))
                 and victim != (METADATA if etcd else ETCD)
             )
-        if scene == REQUESTS:
-            return victim in OF_REQUESTS and fault not in OF_NETWORKS
-        return victim in (PREFILL, DECODE) and (fault in OF_NETWORKS) == (scene == HANDOVER_HOSTS)
+        victims = (PREFILL, DECODE) if scene in (HANDOVER, HANDOVER_HOSTS) else OF_REQUESTS
+        return victim in victims and (fault in OF_NETWORKS) == (scene in ON_HOSTS)
 
     return [cell for cell in cells() if fits(*cell)]
 

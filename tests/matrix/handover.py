@@ -4,7 +4,6 @@ Each block says whose it is.  What decode was told has come is right; blocks of 
 else's from then on, and stay so whatever prefill does later; and prefill lets go of every prompt.
 """
 
-import contextlib
 import random
 import signal
 import time
@@ -230,28 +229,23 @@ def _play(pair: _Pair, outcome: Outcome, act: Act) -> None:
 
 @contextmanager
 def _fault(pair: _Pair, act: Act) -> Iterator[None]:
-    victim, i = pair.instances[act.victim], ROLES.index(act.victim)
+    victim, host = pair.instances[act.victim], ROLES.index(act.victim)
     pid = victim.process.pid
-    if act.fault in (STOP_SHORT, STOP_LONG):
+    if act.fault == PARTITION:
+        with pair.hosts.cut_off(host):
+            yield
+    elif act.fault == SLOW:
+        with pair.hosts.slowed(host, RATE):
+            yield
+    elif act.fault in (STOP_SHORT, STOP_LONG):
         stop(pid)
-    elif act.fault == PARTITION:
-        pair.hosts.cut(i)
-    elif act.fault == SLOW:
-        pair.hosts.slow(i, RATE)
-    elif act.fault == RESTART_SAME:
-        pair.cast.leaves(pid)
-        victim.stop()
-    else:
-        pair.cast.kill(pid)
-        victim.process.wait()
-    yield
-    if act.fault in (STOP_SHORT, STOP_LONG):
+        yield
         victim.process.send_signal(signal.SIGCONT)
-    elif act.fault == PARTITION:
-        pair.hosts.mend(i)
-    elif act.fault == SLOW:
-        pair.hosts.quick(i)
     else:
-        with contextlib.suppress(BrokenPipeError):
-            victim.stop()
+        if act.fault == RESTART_SAME:
+            pair.cast.leaves(pid)
+        else:
+            pair.cast.kill(pid)
+        victim.stop()
+        yield
         pair.start(act.victim, elsewhere=act.fault == RESTART_OTHER)

@@ -11,7 +11,8 @@ def why_no_hosts() -> str:
     try:
         hosts = Hosts(1, reachable=True)
         try:
-            hosts.slow(0, 1 << 20)
+            with hosts.slowed(0, 1 << 20):
+                pass
         finally:
             hosts.close()
     except (OSError, subprocess.CalledProcessError) as error:

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -271,17 +271,11 @@ class Pool:
             self._start_client(victim)
         self._enroll()
 
-    def cut(self, victim: str) -> None:
-        self.hosts.cut(self._place(victim))
+    def cut_off(self, victim: str) -> AbstractContextManager[None]:
+        return self.hosts.cut_off(self._place(victim))
 
-    def mend(self, victim: str) -> None:
-        self.hosts.mend(self._place(victim))
-
-    def slow(self, victim: str) -> None:
-        self.hosts.slow(self._place(victim), SLOW)
-
-    def quick(self, victim: str) -> None:
-        self.hosts.quick(self._place(victim))
+    def slowed(self, victim: str) -> AbstractContextManager[None]:
+        return self.hosts.slowed(self._place(victim), SLOW)
 
     def _place(self, victim: str) -> int:
         return PLACES.index(METADATA if victim == ETCD else victim)

@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -113,36 +113,27 @@ class _Player:
     @contextmanager
     def _fault(self, act: Act) -> Iterator[None]:
         pool, victim = self.pool, act.victim
-        begin: dict[str, Callable[[str], None]] = {
-            KILL: pool.kill,
-            STOP_SHORT: pool.stop,
-            STOP_LONG: pool.stop,
-            RESTART_SAME: pool.end,
-            RESTART_OTHER: pool.kill,
-            PARTITION: pool.cut,
-            SLOW: pool.slow,
-            DISK_FULL: lambda _: pool.fill_disk(),
-            MEMORY_FULL: lambda _: pool.fill_memory(),
-        }
-        end: dict[str, Callable[[str], None]] = {
-            KILL: pool.start,
-            STOP_SHORT: pool.resume,
-            STOP_LONG: pool.resume,
-            RESTART_SAME: pool.start,
-            RESTART_OTHER: lambda who: pool.start(who, elsewhere=True),
-            PARTITION: pool.mend,
-            SLOW: pool.quick,
-            DISK_FULL: lambda _: pool.free_disk(),
-            MEMORY_FULL: lambda _: pool.free_memory(),
-        }
         began = time.monotonic()
-        begin[act.fault](victim)
-        try:
+        with ExitStack() as undo:
+            if act.fault in (STOP_SHORT, STOP_LONG):
+                pool.stop(victim)
+                undo.callback(pool.resume, victim)
+            elif act.fault == PARTITION:
+                undo.enter_context(pool.cut_off(victim))
+            elif act.fault == SLOW:
+                undo.enter_context(pool.slowed(victim))
+            elif act.fault == DISK_FULL:
+                pool.fill_disk()
+                undo.callback(pool.free_disk)
+            elif act.fault == MEMORY_FULL:
+                pool.fill_memory()
+                undo.callback(pool.free_memory)
+            else:
+                (pool.end if act.fault == RESTART_SAME else pool.kill)(victim)
+                undo.callback(pool.start, victim, elsewhere=act.fault == RESTART_OTHER)
             yield
-        finally:
-            end[act.fault](victim)
-            if victim == MASTER and act.fault in (KILL, RESTART_SAME):
-                self.unsure.append((began - UNSURE, time.monotonic()))
+        if victim == MASTER and act.fault in (KILL, RESTART_SAME):
+            self.unsure.append((began - UNSURE, time.monotonic()))
 
     def _heals(self, act: Act) -> None:
         began = time.monotonic()

@@ -11,18 +11,24 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 
+from tests.hosts import Hosts
 from tests.invariants.baseline import Baseline, settle
 from tests.invariants.cast import Cast
 from tests.matrix.cells import (
     DECODE,
     KILL,
+    OF_NETWORKS,
+    PARTITION,
     PREFILL,
     PROXY,
+    REQUESTS_HOSTS,
     RESTART_OTHER,
     RESTART_SAME,
+    SLOW,
     STOP_LONG,
     STOP_SHORT,
     Act,
@@ -48,22 +54,36 @@ EJECTED = 2.6  # seconds, at most, until a silent instance is known to be
 LIMIT = 2 * (FLAGS["wait-timeout"] + FLAGS["prefill-timeout"] + FLAGS["response-timeout"])  # it is tried twice
 HEALING = 15.0
 SETTLING = 20.0  # kept connections end after 15 s
+RATE = 64 << 10  # bytes a second of a slow link
 HOLDS = {KILL: (0.2, 3.0), STOP_SHORT: (0.2, 0.8), STOP_LONG: (EJECTED + 0.5, EJECTED + 2.5),
-         RESTART_SAME: (0.0, 0.0), RESTART_OTHER: (0.0, 0.0)}  # fmt: skip
+         RESTART_SAME: (0.0, 0.0), RESTART_OTHER: (0.0, 0.0), PARTITION: (0.5, EJECTED + 2), SLOW: (1, 3)}  # fmt: skip
+
+
+def host_of(role: str, which: int) -> int:
+    """The number of the host of a process, where each has one of its own."""
+    return {PROXY: 0, PREFILL: 1, DECODE: 3}[role] + which
 
 
 class _Deployment:
     def __init__(self, history: History, cast: Cast, stack: ExitStack) -> None:
         self.cast, self._stack, self._straight = cast, stack, history.tcp
-        self.engines: dict[str, list[Engine]] = {role: [self._engine() for _ in range(2)] for role in (PREFILL, DECODE)}
+        self.hosts = Hosts(5, reachable=True) if history.scene == REQUESTS_HOSTS else None  # the proxy's is the first
+        if self.hosts is not None:
+            stack.callback(self.hosts.close)
+        self.engines: dict[str, list[Engine]] = {
+            role: [self._engine(host_of(role, which)) for which in range(2)] for role in (PREFILL, DECODE)
+        }
         flags = [f"--{name}={value}" for name, value in FLAGS.items()]
         prefill = [(engine, self._straight) for engine in self.engines[PREFILL]]
-        self.proxy = Proxy(*flags, prefill=prefill, decode=self.engines[DECODE])
+        self.proxy = Proxy(*flags, prefill=prefill, decode=self.engines[DECODE], **self._at(host_of(PROXY, 0)))
         stack.callback(self.proxy.stop)
         self._enroll()
 
-    def _engine(self) -> Engine:
-        engine = Engine()
+    def _at(self, host: int) -> dict[str, Any]:
+        return {} if self.hosts is None else {"host": self.hosts.addresses[host], "prefix": self.hosts.inside(host)}
+
+    def _engine(self, host: int) -> Engine:
+        engine = Engine(**self._at(host))
         self._stack.callback(engine.stop)
         engine.control(gap_ms=4.0)
         return engine
@@ -110,7 +130,7 @@ class _Deployment:
 
     def replace(self, role: str, which: int) -> None:
         """Another one at another address, in the place of one that is dead."""
-        old, new = self.engines[role][which], self._engine()
+        old, new = self.engines[role][which], self._engine(host_of(role, which))
         more = {"bootstrap_port": new.bootstrap_port} if role == PREFILL and self._straight else {}
         assert self.proxy.change("add", role, new, **more)[0] == 200
         assert self.proxy.change("remove", role, old)[0] == 200
@@ -168,6 +188,11 @@ def _hurt(deployment: _Deployment, act: Act, which: int) -> Iterator[None]:
         finally:
             victim.signal(signal.SIGCONT)
         return
+    if act.fault in OF_NETWORKS:
+        host = host_of(act.victim, 0 if act.victim == PROXY else which)
+        with deployment.hosts.cut_off(host) if act.fault == PARTITION else deployment.hosts.slowed(host, RATE):
+            yield
+        return
     (deployment.end if act.fault == RESTART_SAME else deployment.kill)(victim)
     yield
     if act.fault == RESTART_OTHER:
@@ -218,7 +243,7 @@ async def _client(
         outcome.gets += 1
         outcome.codes[f"{name}:{code}"] += 1
         outcome.slowest[name] = max(took, outcome.slowest.get(name, 0.0))
-        if code == "cut" and not (act.victim == PROXY and act.fault in (KILL, RESTART_SAME)):
+        if code == "cut" and not (act.victim == PROXY and act.fault in (KILL, RESTART_SAME, PARTITION)):
             why = why or "the connection was cut, and the proxy lives"
         if why:
             outcome.fail(f"{act}: {name} of {body}: {why}")

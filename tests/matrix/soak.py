@@ -26,7 +26,9 @@ from tests.matrix.cells import (
     HANDOVER_HOSTS,
     HOSTS,
     LOCAL,
+    ON_HOSTS,
     REQUESTS,
+    REQUESTS_HOSTS,
     History,
     cells,
     choose,
@@ -40,6 +42,7 @@ PLAYERS = {
     LOCAL: pool_acts.play,
     HOSTS: pool_acts.play,
     REQUESTS: requests.play,
+    REQUESTS_HOSTS: requests.play,
     HANDOVER: handover.play,
     HANDOVER_HOSTS: handover.play,
 }
@@ -117,7 +120,7 @@ def soak(seeds: Any, minutes: float, total: Total) -> None:
     no_hosts = why_no_hosts()
     for seed in seeds:
         history = choose(seed)
-        if no_hosts and history.scene in (HOSTS, HANDOVER_HOSTS):
+        if no_hosts and history.scene in ON_HOSTS:
             total.skipped[no_hosts] += 1
         else:
             print(history, flush=True)

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.matrix.cells import HANDOVER, HANDOVER_HOSTS, HOSTS, LOCAL, REQUESTS, choose
+from tests.matrix.cells import HANDOVER, HANDOVER_HOSTS, HOSTS, LOCAL, ON_HOSTS, REQUESTS, choose
 from tests.matrix.permissions import why_no_hosts
 from tests.matrix.soak import play
 
@@ -24,7 +24,7 @@ netns = pytest.mark.netns
     ],
 )
 def test_nothing_is_wrong_late_lost_or_left(scene, seed, tmp_path):
-    if scene in (HOSTS, HANDOVER_HOSTS) and (reason := why_no_hosts()):
+    if scene in ON_HOSTS and (reason := why_no_hosts()):
         pytest.skip(reason)
     history = choose(seed, (scene,), acts=3)
     outcome = play(history, tmp_path)
