@@ -152,12 +152,12 @@ def _tell(seed: int, failures: list[str], folder: Path) -> None:
     sys.stdout.flush()
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="scripts/soak", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--minutes", type=float, help="how long (default: --seed's history alone, else 20)")
     parser.add_argument("--seed", type=int, help="the first history's seed (default: random ones)")
     parser.add_argument("--play", type=Path, metavar="FOLDER", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.minutes is not None and not options.minutes > 0:
         parser.error("--minutes must be greater than 0")
     if options.play is not None:
