@@ -20,6 +20,7 @@ from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 from tests.engine.services import start_service
 from tests.hosts import Hosts
 from tests.invariants.cast import Cast
+from tests.invariants.values import value, version_of
 from tests.matrix.cells import ETCD, HOSTS, MASTER, METADATA, PRIVATE, READER, SERVER, WRITER, History
 from tests.matrix.permissions import mount_small, unmount
 from tests.processes import BIN, Master, Worker, children, free_port, stop, wait_until
@@ -28,6 +29,7 @@ MIB = 1 << 20
 TTL = 3.0  # seconds: `client_ttl` of the master
 SEGMENT = 24 * MIB
 DISK = 96 * MIB
+PLANTED, PLANT = 8, 20_000  # values in each segment that must not be lost, and bytes of one
 SLOW = 8 * MIB  # bytes a second
 PLACES = (MASTER, SERVER, PRIVATE, WRITER, READER, METADATA)  # of hosts, in this order
 FLAGS = (
@@ -60,6 +62,8 @@ class Pool:
         self.disk = self._make_disk() if history.disk else None
         self._filled: Path | None = None
         self._pinned: list[str] = []
+        self._plants = 0
+        self._planted: dict[str, str] = {}  # key → who serves its segment
         offload = ("--enable_offload",) if history.disk else ()
         self.master = Master(*FLAGS, *offload, log=folder / "master.log", prefix=self._prefix(MASTER),
                              address=self._host(MASTER))  # fmt: skip
@@ -215,6 +219,33 @@ class Pool:
         good = code == 0 and self.probe.get(key) == data
         removed = self.probe.remove(key, force=True)
         return good and removed == 0
+
+    def plant(self) -> None:
+        """Put values that may not be evicted, some into each segment."""
+        for place, segment in zip((SERVER, PRIVATE), self.segments(), strict=True):
+            pinned = ReplicateConfig()
+            pinned.with_hard_pin = True
+            pinned.preferred_segment = segment
+            for _ in range(PLANTED):
+                self._plants += 1
+                key = f"planted{self._plants}"
+                if self.probe.put(key, value(key, 1, PLANT), pinned) == 0:
+                    self._planted[key] = place
+
+    def harvest(self, died: str, limit: float) -> list[str]:
+        """Which of them are wrong, or lost though their server is not the one that `died`; they are removed."""
+        found = []
+        end = time.monotonic() + limit
+        for key, place in self._planted.items():
+            while not (got := self.probe.get(key)) and place != died and time.monotonic() < end:
+                time.sleep(0.05)
+            if not got and place != died:
+                found.append(f"{key} was acknowledged, and is lost though the {place} lives")
+            elif got and (why := version_of(key, got)[1]):
+                found.append(f"{key}: {why}")
+        self.probe.batch_remove(list(self._planted), force=True)
+        self._planted = {}
+        return found
 
     # -- what happens to it
 

@@ -35,6 +35,7 @@ from tests.matrix.pool import TTL, Pool
 
 AFTER = 1.2  # seconds of work when it is over
 HEALING = 20.0  # seconds until everything works again
+REMEMBERING = 5.0  # seconds until what living servers hold is known again
 SETTLING = 12.0  # seconds until everything is given back
 UNSURE = 1.5  # seconds before the death of a master in which a removal may be forgotten
 HOLDS = {  # seconds, from and to
@@ -90,6 +91,7 @@ class _Player:
         low, high = HOLDS[act.fault]
         hold = low + act.hold * (high - low)
         seconds = act.before + hold + AFTER
+        self.pool.plant()
         self._tell_all(act, seconds)
         time.sleep(act.before)
         with self._fault(act):
@@ -98,6 +100,8 @@ class _Player:
         self.outcome.fail(*(f"{act}: {name} died" for name in self.pool.cast.dead()))
         if not self.outcome.failures:
             self._heals(act)
+            died = act.victim if act.fault in (KILL, RESTART_SAME, RESTART_OTHER) else ""
+            self.outcome.fail(*(f"{act}: {text}" for text in self.pool.harvest(died, REMEMBERING)))
         self.outcome.cells.append((act.victim, act.fault, act.work))
 
     def settle(self) -> None:
