@@ -1,10 +1,25 @@
 """Hosts that are network namespaces on one bridge; links are cut and slowed.  Needs root; it goes with `close`."""
 
 import itertools
+import json
 import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+
+def _tag(pid: int) -> str:
+    return f"m{pid % 100000}n"
+
+
+def remove_hosts_of(pid: int) -> None:
+    """Those that a process made which has been killed."""
+    for kind, delete in (("netns", ["netns", "del"]), ("link", ["link", "del"])):
+        shown = subprocess.run(["ip", "-j", kind, "show"], capture_output=True, check=False).stdout
+        for one in json.loads(shown or "[]"):
+            name = one.get("name") or one.get("ifname")
+            if name.startswith(_tag(pid)):
+                subprocess.run(["ip", *delete, name], check=False, capture_output=True)
 
 
 class Hosts:
@@ -14,7 +29,7 @@ class Hosts:
 
     def __init__(self, count: int, reachable: bool = False) -> None:
         number = next(self._made)
-        self._tag = f"m{os.getpid() % 100000}n{number}"
+        self._tag = f"{_tag(os.getpid())}{number}"
         self.names = [f"{self._tag}h{i}" for i in range(count)]
         net = f"10.231.{(os.getpid() * 7 + number) % 250}" if reachable else "10.231.7"  # nobody else's of this host
         self.addresses = [f"{net}.{i + 1}" for i in range(count)]
@@ -27,7 +42,9 @@ class Hosts:
             raise
 
     def _make(self) -> None:
-        self._run("ip", "link", "add", self._bridge, "type", "bridge")
+        # An address of its own: else it has that of one of its links, another one when that is cut, and nobody is told.
+        own = [f"{byte:02x}" for byte in (2, 0, *os.getpid().to_bytes(4, "big"))]
+        self._run("ip", "link", "add", self._bridge, "address", ":".join(own), "type", "bridge")
         if self.outside:
             self._run("ip", "addr", "add", f"{self.outside}/24", "dev", self._bridge)
         self._run("ip", "link", "set", self._bridge, "up")

@@ -67,6 +67,7 @@ def host_of(role: str, which: int) -> int:
 class _Deployment:
     def __init__(self, history: History, cast: Cast, stack: ExitStack) -> None:
         self.cast, self._stack, self._straight = cast, stack, history.tcp
+        self._replaced: list[tuple[str, Engine, Engine]] = []
         self.hosts = Hosts(5, reachable=True) if history.scene == REQUESTS_HOSTS else None  # the proxy's is the first
         if self.hosts is not None:
             stack.callback(self.hosts.close)
@@ -126,16 +127,23 @@ class _Deployment:
         victim.start()
         if isinstance(victim, Engine):
             victim.control(gap_ms=4.0)
+        else:
+            for role, old, new in self._replaced:
+                self._change(role, old, new)
         self._enroll()
 
     def replace(self, role: str, which: int) -> None:
         """Another one at another address, in the place of one that is dead."""
         old, new = self.engines[role][which], self._engine(host_of(role, which))
+        self._change(role, old, new)
+        self._replaced.append((role, old, new))  # a proxy that is started again does not know of it
+        self.engines[role][which] = new
+        self._enroll()
+
+    def _change(self, role: str, old: Engine, new: Engine) -> None:
         more = {"bootstrap_port": new.bootstrap_port} if role == PREFILL and self._straight else {}
         assert self.proxy.change("add", role, new, **more)[0] == 200
         assert self.proxy.change("remove", role, old)[0] == 200
-        self.engines[role][which] = new
-        self._enroll()
 
 
 def play(history: History, _: Path) -> Outcome:

@@ -8,6 +8,7 @@ Each history is played in a process of its own, so that nothing that one leaves 
 """
 
 import argparse
+import faulthandler
 import json
 import os
 import random
@@ -20,6 +21,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from tests.hosts import remove_hosts_of
 from tests.matrix import handover, pool_acts, requests
 from tests.matrix.cells import (
     HANDOVER,
@@ -37,6 +39,7 @@ from tests.matrix.outcome import Outcome
 from tests.matrix.permissions import why_no_hosts
 
 LONGEST = 300.0  # seconds that a history may take in all
+UNWINDING = 30.0  # seconds that it has to end after that
 KEPT = Path(__file__).parents[2] / ".cache" / "soak"
 PLAYERS = {
     LOCAL: pool_acts.play,
@@ -101,18 +104,25 @@ def run(seed: int, folder: Path) -> tuple[dict[str, Any] | None, str]:
         try:
             player.wait(LONGEST)
         except subprocess.TimeoutExpired:
-            os.killpg(player.pid, signal.SIGABRT)
+            pass
         finally:
-            if player.poll() is None:
-                try:
-                    player.wait(10)
-                except subprocess.TimeoutExpired:
-                    os.killpg(player.pid, signal.SIGKILL)
-                    player.wait()
+            _end(player)
     try:
         return json.loads((folder / "outcome.json").read_text()), log.read_text()
     except OSError:
         return None, log.read_text()
+
+
+def _end(player: subprocess.Popen[bytes]) -> None:
+    """If it still plays: let it put everything away, and put away what it does not."""
+    if player.poll() is None:
+        player.send_signal(signal.SIGINT)
+        try:
+            player.wait(UNWINDING)
+        except subprocess.TimeoutExpired:
+            os.killpg(player.pid, signal.SIGKILL)
+            player.wait()
+            remove_hosts_of(player.pid)
 
 
 def soak(seeds: Any, minutes: float, total: Total) -> None:
@@ -161,6 +171,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.minutes is not None and not options.minutes > 0:
         parser.error("--minutes must be greater than 0")
     if options.play is not None:
+        faulthandler.dump_traceback_later(LONGEST - 5, file=sys.stderr)
         outcome = play(choose(options.seed), options.play)
         text = json.dumps({**vars(outcome), "history": str(outcome.history)})
         (options.play / "outcome.json").write_text(text)
