@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -25,22 +26,23 @@ class Service:
 
     forgets = True  # whether entries of dead processes go by themselves
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, host: str = HOST, prefix: Sequence[str] = ()) -> None:
+        """`prefix`: what comes before its command, as on another host."""
+        self.folder, self.host, self._prefix = folder, host, list(prefix)
         self.port = free_port()
         self.process: subprocess.Popen | None = None
         self.start()
 
     @property
     def address(self) -> str:
-        return f"http://{HOST}:{self.port}/metadata"
+        return f"http://{self.host}:{self.port}/metadata"
 
     def command(self) -> list[str]:
         raise NotImplementedError
 
     def start(self) -> None:
         self.process = subprocess.Popen(
-            self.command(),
+            self._prefix + self.command(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -55,7 +57,7 @@ class Service:
         assert self.process.poll() is None, "the service ended at once"
         with socket.socket() as s:
             s.settimeout(0.5)
-            return s.connect_ex((HOST, self.port)) == 0 and self.serves()
+            return s.connect_ex((self.host, self.port)) == 0 and self.serves()
 
     def serves(self) -> bool:
         return True
@@ -82,7 +84,7 @@ class Service:
 
 class Http(Service):
     def command(self) -> list[str]:
-        return [str(BIN / "mooncake_http_metadata_server"), f"--port={self.port}", f"--host={HOST}"]
+        return [str(BIN / "mooncake_http_metadata_server"), f"--port={self.port}", f"--host={self.host}"]
 
 
 class Master(Service):
@@ -107,11 +109,11 @@ class Etcd(Service):
 
     @property
     def address(self) -> str:
-        return f"etcd://{HOST}:{self.port}"
+        return f"etcd://{self.host}:{self.port}"
 
     def command(self) -> list[str]:
         self.lives += 1
-        client, peer = f"http://{HOST}:{self.port}", f"http://{HOST}:{free_port()}"
+        client, peer = f"http://{self.host}:{self.port}", f"http://127.0.0.1:{free_port()}"
         return [
             server("etcd"),
             f"--data-dir={self.folder / f'etcd-{self.lives}'}",
@@ -214,7 +216,9 @@ EACH_KIND = [pytest.param(kind, marks=() if kind == "http" else pytest.mark.slow
 _CLASSES = dict(zip(KINDS, (Http, OtherHttp, Master, Etcd, Redis), strict=True))
 
 
-def start_service(kind: str, folder: Path, make: type[Service] | None = None) -> Service:
+def start_service(
+    kind: str, folder: Path, host: str = HOST, prefix: Sequence[str] = (), make: type[Service] | None = None
+) -> Service:
     """Skips the test if the server of that kind cannot be had here."""
     command = {"etcd": "etcd", "redis": "redis-server"}.get(kind)
     if command and not server(command):
@@ -223,7 +227,7 @@ def start_service(kind: str, folder: Path, make: type[Service] | None = None) ->
         except OSError:
             reason = "scripts/install fetches it"
         pytest.skip(f"there is no {command} here: {reason}")
-    return (make or _CLASSES[kind])(folder)
+    return (make or _CLASSES[kind])(folder, host, prefix)
 
 
 def server(command: str) -> str:

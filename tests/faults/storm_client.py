@@ -1,40 +1,21 @@
 """A client of the storm: puts, gets, removes and overwrites self-describing values until told to end, and checks every
-byte that it reads.  `python storm_client.py MASTER SEED SECONDS REPORT KEYS LARGEST`; the report is one JSON line."""
+byte that it reads.
+
+    python -m tests.faults.storm_client MASTER SEED SECONDS REPORT KEYS LARGEST
+
+The report is one JSON line.
+"""
 
 import ctypes
 import json
 import random
-import struct
 import sys
 import time
-import zlib
 
 import numpy as np
 
 from mooncake.store import MooncakeDistributedStore
-
-HEAD = struct.Struct("<IIIQ")  # crc of the rest, version, key, length
-BLOCK = np.random.default_rng(7).integers(0, 256, 1 << 20, np.uint8).tobytes()
-
-
-def value(key: int, version: int, size: int) -> bytes:
-    start = (key * 7919 + version * 104729) % 4096
-    body = (
-        struct.pack("<IIQ", version, key, size) + (BLOCK * (size // len(BLOCK) + 2))[start : start + size - HEAD.size]
-    )
-    return struct.pack("<I", zlib.crc32(body)) + body
-
-
-def problem(key: int, got: bytes) -> str:
-    """Why `got` was never put under `key`; "" if it was."""
-    if len(got) < HEAD.size:
-        return f"{len(got)} bytes"
-    crc, version, whose, size = HEAD.unpack_from(got)
-    if whose != key or size != len(got):
-        return f"value of key {whose}, {size} bytes, in {len(got)} bytes"
-    if zlib.crc32(got[4:]) != crc or got != value(key, version, size):
-        return f"bytes of version {version} differ"
-    return ""
+from tests.invariants.values import SMALLEST, value, version_of
 
 
 def main() -> None:
@@ -54,8 +35,11 @@ def main() -> None:
     end = time.monotonic() + float(seconds)
     version = int(seed) * 100_000
 
+    def made(key: int, size: int) -> bytes:
+        return value(f"k{key}", version, size)
+
     def check(key: int, got: bytes, how: str) -> None:
-        why = problem(key, got)
+        _, why = version_of(f"k{key}", got)
         if why:
             wrong.append(f"{how} k{key}: {why}")
 
@@ -63,7 +47,7 @@ def main() -> None:
         key = rng.randrange(keys)
         version += 1
         size = min(
-            largest, int(HEAD.size + 2 ** rng.uniform(0, 1) * rng.choice((1, 300, 5000, 70_000, 300_000, 900_000)))
+            largest, int(SMALLEST + 2 ** rng.uniform(0, 1) * rng.choice((1, 300, 5000, 70_000, 300_000, 900_000)))
         )
         what = rng.choice(
             (
@@ -85,17 +69,17 @@ def main() -> None:
         start = time.monotonic()
         code: object = 0
         if what == "put":
-            code = store.put(f"k{key}", value(key, version, size))
+            code = store.put(f"k{key}", made(key, size))
         elif what == "parts":
-            data = value(key, version, size)
+            data = made(key, size)
             cut = rng.randrange(size)
             code = store.put_parts(f"k{key}", data[:cut], data[cut:])
         elif what == "batch":
             some = [rng.randrange(keys) for _ in range(6)]
-            code = store.put_batch([f"k{k}" for k in some], [value(k, version, 4096) for k in some])
+            code = store.put_batch([f"k{k}" for k in some], [made(k, 4096) for k in some])
         elif what == "overwrite":
             store.remove(f"k{key}", force=True)
-            code = store.put(f"k{key}", value(key, version, size))
+            code = store.put(f"k{key}", made(key, size))
         elif what == "get":
             got = store.get(f"k{key}")
             if got:

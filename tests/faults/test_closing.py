@@ -8,20 +8,15 @@ import time
 
 from mooncake.rpc.messages import Ping
 from mooncake.store import MooncakeDistributedStore
-from tests.faults.test_descriptors import descriptors
 from tests.faults.test_kills import timed, used
+from tests.invariants.baseline import Held, settle
 from tests.processes import children, wait_until
 
 MIB = 1 << 20
 
 
-def mappings() -> int:
-    with open("/proc/self/maps") as f:
-        return f.read().count("mooncake-")
-
-
-def state() -> tuple[int, int, int]:
-    return threading.active_count(), descriptors(os.getpid()), mappings()
+def excess(before: Held, kept: int = 0) -> list[str]:
+    return Held.by(os.getpid()).over(before, kept)
 
 
 def test_close_beside_calls_of_other_threads(master, make_worker):
@@ -29,7 +24,7 @@ def test_close_beside_calls_of_other_threads(master, make_worker):
     owner = make_worker(32 * MIB)
     value = b"v" * MIB
     assert owner("result = [store.put(f's{i}', b'v' * (1 << 20)) for i in range(8)]") == [0] * 8
-    before, processes = state(), set(children(os.getpid()))
+    before, processes = Held.by(os.getpid()), set(children(os.getpid()))
     wrong = []
 
     def use(store: MooncakeDistributedStore, n: int) -> None:
@@ -58,7 +53,7 @@ def test_close_beside_calls_of_other_threads(master, make_worker):
             thread.join(5)
             assert not thread.is_alive()
     assert not wrong
-    wait_until(lambda: all(a <= b + 1 for a, b in zip(state(), before, strict=True)), 2, f"{state()}, {before} before")
+    assert settle(lambda: excess(before, 1), 2) == []
     wait_until(lambda: set(children(os.getpid())) == processes, 3)
 
 
@@ -85,7 +80,7 @@ def test_setups_at_the_same_time(master):
 def test_a_setup_that_fails_late_leaves_nothing(master):
     processes = set(children(os.getpid()))
     with socket.create_server(("0.0.0.0", 0)) as taken:
-        before = state()
+        before = Held.by(os.getpid())
         for _ in range(3):
             store = MooncakeDistributedStore()
             settings = {
@@ -97,7 +92,7 @@ def test_a_setup_that_fails_late_leaves_nothing(master):
                 "client_http_port": taken.getsockname()[1],
             }
             assert store.setup(settings) < 0
-        wait_until(lambda: all(a <= b for a, b in zip(state(), before, strict=True)), 2, f"{state()}, {before} before")
+        assert settle(lambda: excess(before), 2) == []
     wait_until(lambda: set(children(os.getpid())) == processes, 3)
     wait_until(lambda: not master.get("/get_all_segments").split(), 3)
 

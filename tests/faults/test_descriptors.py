@@ -11,6 +11,7 @@ import pytest
 
 from mooncake.segment.writers import Writer
 from mooncake.store import MooncakeDistributedStore
+from tests.invariants.baseline import Baseline, settle
 from tests.processes import children, gone, wait_until
 from tests.wire import greeted, segments
 
@@ -21,10 +22,6 @@ def descriptors(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
-def threads(pid: int) -> int:
-    return len(os.listdir(f"/proc/{pid}/task"))
-
-
 @pytest.mark.parametrize("force_tcp", ["", "1"])
 def test_joining_and_leaving_again_and_again_leaves_nothing(master, make_worker, monkeypatch, force_tcp):
     """In one process that lives on, as engines do that are rebuilt in place."""
@@ -32,7 +29,7 @@ def test_joining_and_leaving_again_and_again_leaves_nothing(master, make_worker,
     owner = make_worker(64 * MIB)
     (server,) = children(owner.pid)
     assert owner("result = store.put('k', b'v' * 1000)") == 0
-    pids = (os.getpid(), server, master.process.pid)
+    processes = {"this one": os.getpid(), "server": server, "master": master.process.pid}
 
     def cycle(i: int) -> None:
         store = MooncakeDistributedStore()
@@ -43,17 +40,10 @@ def test_joining_and_leaving_again_and_again_leaves_nothing(master, make_worker,
 
     cycle(0)
     time.sleep(0.1)
-    before = [(descriptors(pid), threads(pid)) for pid in pids]
+    baseline = Baseline(processes, kept=1)
     for i in range(1, 40):
         cycle(i)
-    wait_until(
-        lambda: all(
-            descriptors(pid) <= most + 1 and threads(pid) <= more + 1
-            for pid, (most, more) in zip(pids, before, strict=True)
-        ),
-        2,
-        f"{[(descriptors(pid), threads(pid)) for pid in pids]} at most {before}",
-    )
+    assert settle(lambda: baseline.excess(processes), 2) == []
 
 
 @pytest.mark.parametrize("port", ["unix", "tcp", "master"])

@@ -308,6 +308,7 @@ class LogModel(RuleBasedStateMachine):
             assert self.log.used <= max(self.quota, 0) or self.log.used == 0
             on_disk = sum(path.stat().st_size for path in Path(self.path).glob("*.data"))
             assert on_disk <= self.log.used
+            assert self.there or not (self.log.used or on_disk), "an empty log takes room"
 
 
 LogModel.TestCase.settings = settings(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -37,9 +38,10 @@ def http(url: str, body=None, headers=None, raw: bytes | None = None):
 
 
 class _Process:
-    def __init__(self) -> None:
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+    def __init__(self, host: str = "127.0.0.1", prefix: Sequence[str] = ()) -> None:
+        """`prefix`: what comes before its command, as on another host."""
+        self.host, self.port, self._prefix = host, free_port(), list(prefix)
+        self.url = f"http://{host}:{self.port}"
         self.process: subprocess.Popen | None = None
 
     def signal(self, number: int) -> None:
@@ -68,8 +70,8 @@ class _Process:
 
 
 class Engine(_Process):
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, host: str = "127.0.0.1", prefix: Sequence[str] = ()) -> None:
+        super().__init__(host, prefix)
         self.start()
 
     @property
@@ -78,7 +80,8 @@ class Engine(_Process):
 
     def start(self) -> None:
         """Also again, after it was killed: on the same port, with a new engine id."""
-        self.process = subprocess.Popen([sys.executable, "-m", "tests.proxy.stub_engine", str(self.port)])
+        command = [*self._prefix, sys.executable, "-m", "tests.proxy.stub_engine", str(self.port), self.host]
+        self.process = subprocess.Popen(command)
         wait_until(lambda: self._answers("/health"), what="the stub engine")
 
     def is_unharmed(self) -> bool:
@@ -99,10 +102,11 @@ class Engine(_Process):
 
 
 class Proxy(_Process):
-    def __init__(self, *flags, prefill=(), decode=(), key: str | None = ADMIN_KEY, ready: bool = True) -> None:
+    def __init__(self, *flags, prefill=(), decode=(), key: str | None = ADMIN_KEY, ready: bool = True,
+                 host: str = "127.0.0.1", prefix: Sequence[str] = ()) -> None:  # fmt: skip
         """`prefill`: engines, or pairs (engine, True) whose bootstrap server is to be used."""
-        super().__init__()
-        argv = [str(BIN / "mooncake_proxy"), f"--port={self.port}"]
+        super().__init__(host, prefix)
+        argv = [*self._prefix, str(BIN / "mooncake_proxy"), f"--port={self.port}", f"--host={host}"]
         for one in prefill:
             engine, straight = one if isinstance(one, tuple) else (one, False)
             argv += ["--prefill", engine.url, str(engine.bootstrap_port) if straight else "none"]
@@ -112,10 +116,15 @@ class Proxy(_Process):
         if key is not None:
             environment["ADMIN_API_KEY"] = key
         self._before: dict[str, float] = {}
-        self.process = subprocess.Popen([*argv, *flags], env=environment)
-        wait_until(lambda: self._answers("/health"), what="the proxy")
+        self._command, self._environment = [*argv, *flags], environment
+        self.start()
         if ready:
-            wait_until(self._is_ready, what="all instances")
+            wait_until(self.is_ready, what="all instances")
+
+    def start(self) -> None:
+        """Also again, after it has ended: on the same port."""
+        self.process = subprocess.Popen(self._command, env=self._environment)
+        wait_until(lambda: self._answers("/health"), what="the proxy")
 
     def adopt(self, prefill, decode) -> None:
         """Serve these; metrics count from now on."""
@@ -125,7 +134,7 @@ class Proxy(_Process):
             assert self.change("add", "prefill", engine, **more)[0] == 200
         for engine in decode:
             assert self.change("add", "decode", engine)[0] == 200
-        wait_until(self._is_ready, what="all instances")
+        wait_until(self.is_ready, what="all instances")
         self._before = self._series()
 
     def leave(self) -> None:
@@ -135,7 +144,7 @@ class Proxy(_Process):
             assert http(self.url + "/instances/remove", body, {"X-API-Key": ADMIN_KEY})[0] == 200
         wait_until(lambda: not self.instances(), what="an empty proxy")
 
-    def _is_ready(self) -> bool:
+    def is_ready(self) -> bool:
         return all(one["state"] == "ready" for one in self.instances())
 
     def instances(self) -> list[dict]:

@@ -1,6 +1,6 @@
 """An engine for tests: OpenAI's routes, tokens that depend only on the tokens before them, and faults on demand.
 
-    python -m tests.proxy.stub_engine PORT
+    python -m tests.proxy.stub_engine PORT HOST
 
 A token is a character.  The text of some tokens comes with the next one's, as halves of a character do.  POST /control
 sets faults (`Faults`), GET /seen tells what was asked.  Its bootstrap server is itself; a decode half waits, like
@@ -285,7 +285,7 @@ class Answer:
 
 
 def main() -> None:
-    port = int(sys.argv[1])
+    port, host = int(sys.argv[1]), sys.argv[2]
     engine = Engine(port)
     application = web.Application(client_max_size=64 << 20)
     application.router.add_get("/health", engine.health)
@@ -300,7 +300,7 @@ def main() -> None:
     application.router.add_post("/v1/chat/completions", engine.complete)
     web.run_app(
         application,
-        host="127.0.0.1",
+        host=host,
         port=port,
         access_log=None,
         handler_cancellation=True,

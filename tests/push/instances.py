@@ -48,8 +48,9 @@ class Instance:
     """All ranks of one engine."""
 
     def __init__(self, stack, role: str, size: int = 1, *, kind: str = "heads first", port: int = 0, blocks: int = 64,
-                 stages: int = 1, limit: int = LIMIT, block_size: int = BLOCK, heads: int = HEADS) -> None:  # fmt: skip
-        self.port = port or free_ports(1)[0]
+                 stages: int = 1, limit: int = LIMIT, block_size: int = BLOCK, heads: int = HEADS,
+                 host: str = "127.0.0.1") -> None:  # fmt: skip
+        self.host, self.port = host, port or free_ports(1)[0]
         self.engine = f"{role}-{secrets.token_hex(4)}"
         self.heads = heads
         self.memories: list[Memory] = []
@@ -59,8 +60,7 @@ class Instance:
         for stage in range(stages):
             for rank in range(size):
                 ranks = Ranks(rank, size, stage, stages)
-                site = Site(self.engine, "127.0.0.1", ranks, 0, not (rank or stage), "127.0.0.1", heads, blocks,
-                            block_size, True)  # fmt: skip
+                site = Site(self.engine, host, ranks, 0, not (rank or stage), host, heads, blocks, block_size, True)
                 worker = Worker(settings, site, self.counted, hands=role != "decode", pulls=role != "prefill")
                 memory = Memory(kind, heads_of(rank, size, heads), blocks=blocks)
                 caches = dict(list(memory.caches.items())[stage * LAYERS // stages : (stage + 1) * LAYERS // stages])
@@ -82,15 +82,15 @@ class Instance:
     # -- as prefill
 
     def compute(self, name: str, blocks: list[int], first: int = 0, end: int | None = None, *,
-                pause: float = 0.0) -> None:  # fmt: skip
-        """One step: blocks [first, end) of a prompt, which lie in `blocks`, called 1, 2, ..."""
+                pause: float = 0.0, called: int = 1) -> None:  # fmt: skip
+        """One step: blocks [first, end) of a prompt, which lie in `blocks`, called `called`, `called` + 1, ..."""
         end = len(blocks) if end is None else end
         share = Share(name, blocks[first:end], end)
         for worker, memory in zip(self.workers, self.memories, strict=True):
             worker.begin_step(plan(shares=[share]))
             for layer in range(LAYERS):
                 for i in range(first, end):
-                    memory.fill(blocks[i], i + 1, (layer,))
+                    memory.fill(blocks[i], called + i, (layer,))
                 worker.steps.layer(f"layers.{layer}")
                 time.sleep(pause)
             worker.steps.end()
@@ -126,7 +126,7 @@ class Instance:
 
     def pull(self, name: str, transfer: str, of: "Instance", blocks: list[int], first: int = 0, *, tokens: int = 0,
              digest: int = 0, engine: str = "") -> None:  # fmt: skip
-        registry = f"http://127.0.0.1:{of.port}"
+        registry = f"http://{of.host}:{of.port}"
         tokens = tokens or (first + len(blocks)) * BLOCK
         pull = Pull(transfer, registry, engine or of.engine, first, blocks, tokens, digest)
         for worker in self.workers:
@@ -164,7 +164,7 @@ def known(instance: Instance) -> None:
     import urllib.request
 
     def there() -> bool:
-        with urllib.request.urlopen(f"http://127.0.0.1:{instance.port}/query", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://{instance.host}:{instance.port}/query", timeout=5) as answer:
             return instance.engine.encode() in answer.read()
 
     wait_until(there, 10, "the registry")

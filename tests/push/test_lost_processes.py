@@ -1,16 +1,13 @@
 """Prefill or decode is killed, or stopped and resumed: the other side goes on, and its memory is its own."""
 
-import json
 import signal
-import subprocess
-import sys
 import time
-from types import SimpleNamespace
 
 import pytest
 
 from mooncake.vllm.push.wire import LEASE, SILENCE
 from tests.processes import wait_until
+from tests.push.instance_process import RemoteInstance
 from tests.push.instances import Instance, shuffled
 from tests.push.memory import BLOCK
 
@@ -19,42 +16,25 @@ pytestmark = pytest.mark.slow
 FROM, TO = shuffled(1, 20), shuffled(2, 20)
 
 
-class Prefill(SimpleNamespace):
-    """What an Instance of decode needs to know of it: `port`, `engine`."""
-
-    def do(self, *command):
-        self.tell(*command)
-        return self.hear()
-
-    def tell(self, *command) -> None:
-        print(json.dumps(command), file=self.process.stdin, flush=True)
-
-    def hear(self):
-        line = self.process.stdout.readline()
-        assert line, "prefill has ended"
-        return json.loads(line)
-
-
 @pytest.fixture
 def prefill(cleanup):
-    command = [sys.executable, "-m", "tests.push.prefill_process"]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def stop() -> None:
-        process.send_signal(signal.SIGCONT)
-        process.stdin.close()
-        process.wait(20)
-        process.stdout.close()
-
-    cleanup.callback(stop)
-    made = Prefill(process=process)
-    made.port, made.engine = made.hear()
+    made = RemoteInstance("prefill")
+    cleanup.callback(made.stop)
     return made
 
 
 @pytest.fixture
 def decode(cleanup):
     return Instance(cleanup, "decode", limit=60)
+
+
+def remote_decode(prefill: RemoteInstance, cleanup) -> RemoteInstance:
+    """A decode instance in a process of its own that has asked for transfer "t"."""
+    made = RemoteInstance("decode", limit=60)
+    cleanup.callback(made.stop)
+    made.pull("d", "t", prefill, TO)
+    time.sleep(0.5)
+    return made
 
 
 def mark(decode: Instance) -> None:
@@ -121,15 +101,10 @@ def test_a_short_stop_loses_nothing(prefill, decode):
 
 def test_decode_that_is_stopped_holds_up_prefill_for_a_while_only(prefill, cleanup):
     """Decode is a process here too: of its connection only the socket lives on."""
-    command = [sys.executable, "-m", "tests.push.decode_process", str(prefill.port), prefill.engine]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    cleanup.callback(process.stdout.close)
-    cleanup.callback(process.wait, 10)
-    cleanup.callback(process.kill)
-    assert process.stdout.readline() == "asked\n"
+    remote = remote_decode(prefill, cleanup)
     prefill.do("begin", "p", "t", 20 * BLOCK)
     prefill.do("compute", "p", FROM, 0, 9)
-    process.send_signal(signal.SIGSTOP)
+    remote.process.send_signal(signal.SIGSTOP)
     time.sleep(LEASE + 0.5)
     prefill.do("compute", "p", FROM, 9)
     prefill.do("finish", "p")
@@ -137,14 +112,10 @@ def test_decode_that_is_stopped_holds_up_prefill_for_a_while_only(prefill, clean
 
 
 def test_decode_is_killed(prefill, cleanup):
-    command = [sys.executable, "-m", "tests.push.decode_process", str(prefill.port), prefill.engine]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    cleanup.callback(process.stdout.close)
-    assert process.stdout.readline() == "asked\n"
+    remote = remote_decode(prefill, cleanup)
     prefill.do("begin", "p", "t", 20 * BLOCK)
     prefill.do("compute", "p", FROM, 0, 9)
-    process.kill()
-    process.wait(10)
+    remote.kill()
     prefill.do("compute", "p", FROM, 9)
     prefill.do("finish", "p")
     wait_until(lambda: prefill.do("has_let_go", "p"), 8, "prefill's blocks")

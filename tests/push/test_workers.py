@@ -210,6 +210,15 @@ def test_decode_that_is_gone_holds_nothing(cleanup, pair):
     wait_until(lambda: prefill.has_let_go("p"), 6, "prefill's blocks")
 
 
+def test_prefill_that_ends_while_decode_is_connected_logs_no_error(pair, caplog):
+    prefill, decode = pair
+    decode.pull("d", "t", prefill, TO)
+    prefill.hand("p", "t", FROM)
+    assert decode.wait_for("d")
+    prefill.close()
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 def test_a_broken_connection_loses_nothing(pair):
     """Also not the word that all is there."""
     prefill, decode = pair

@@ -1,6 +1,5 @@
 """Values of other hosts: forced tcp on loopback, and real network namespaces.  The transport's counter is asserted."""
 
-import itertools
 import os
 import signal
 import subprocess
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 
 from mooncake.store import ReplicateConfig
+from tests.hosts import Hosts
 from tests.processes import Master, children, stop, wait_until
 
 MIB = 1 << 20
@@ -121,46 +121,6 @@ for attachment in store._client.attachments._by_segment.values():
         stream.sock.shutdown(socket.SHUT_RDWR)
 """)
     assert worker("result = [len(store.get('k')), store.put('k2', b'w')]") == [1000, 0]
-
-
-class Hosts:
-    """Network namespaces joined by a bridge; each is a host of its own."""
-
-    _made = itertools.count()  # a deleted namespace's links go a little later: no name twice
-
-    def __init__(self, count: int):
-        tag = f"m{os.getpid() % 10000}n{next(self._made)}"
-        self.names = [f"{tag}h{i}" for i in range(count)]
-        self.addresses = [f"10.231.7.{i + 1}" for i in range(count)]
-        self._bridge = f"{tag}b"
-        try:
-            self._make(tag)
-        except BaseException:
-            self.close()
-            raise
-
-    def _make(self, tag: str) -> None:
-        self._run("ip", "link", "add", self._bridge, "type", "bridge")
-        self._run("ip", "link", "set", self._bridge, "up")
-        for i, (name, address) in enumerate(zip(self.names, self.addresses, strict=True)):
-            self._run("ip", "netns", "add", name)
-            self._run("ip", "link", "add", f"{tag}v{i}", "type", "veth", "peer", "name", "eth0", "netns", name)
-            self._run("ip", "link", "set", f"{tag}v{i}", "master", self._bridge, "up")
-            inside = ("ip", "-n", name)
-            self._run(*inside, "addr", "add", f"{address}/24", "dev", "eth0")
-            self._run(*inside, "link", "set", "eth0", "up")
-            self._run(*inside, "link", "set", "lo", "up")
-
-    def inside(self, i: int) -> list[str]:
-        return ["ip", "netns", "exec", self.names[i]]
-
-    def close(self) -> None:
-        for name in self.names:
-            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
-        subprocess.run(["ip", "link", "del", self._bridge], check=False, capture_output=True)
-
-    def _run(self, *argv: str) -> None:
-        subprocess.run(argv, check=True, capture_output=True)
 
 
 @pytest.fixture

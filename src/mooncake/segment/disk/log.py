@@ -274,7 +274,7 @@ class DiskLog:
                 return False
             file = record.file
             file.take(seq)
-            if file.live or file.writers or not file.sealed:
+            if file.live or file.writers:
                 self._note_dead(file, seq)
             else:
                 self._delete_file(file)
@@ -415,7 +415,7 @@ class DiskLog:
     def _leave(self, file: LogFile, *, writing: bool) -> None:
         file.users -= 1
         file.writers -= writing
-        if file.sealed and not file.live and not file.writers and not file.gone:
+        if not file.live and not file.writers and not file.gone:
             self._delete_file(file)
         file.close_if_unused()
 
