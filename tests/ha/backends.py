@@ -26,7 +26,7 @@ class Backend:
             self.service = KubernetesApi()
             self.address = where = "k8s://kv/pool"
         else:
-            self.service = start_service(kind, folder, {"etcd": LastingEtcd, "redis": Redis}[kind])
+            self.service = start_service(kind, folder, make={"etcd": LastingEtcd, "redis": Redis}[kind])
             self.address = where = self.service.address
         self.flags = ("--enable_ha", f"--ha_backend_type={kind}", f"--ha_backend_connstring={where}")
 

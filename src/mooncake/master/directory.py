@@ -74,9 +74,8 @@ class Directory:
         counters: Counters,
         clock: Callable[[], float] = boot_clock,
         wall: Callable[[], float] = time.time,
-        term: int = 0,
+        term: int = 0,  # that this master was elected for; 0: it stands alone, and takes the time for one
     ) -> None:
-        """`term`: that this master was elected for; 0: it stands alone, and takes the time for one."""
         self.config = config
         self.counters = counters
         self.clock = clock

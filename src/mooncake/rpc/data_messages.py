@@ -22,7 +22,8 @@ class Attached(Message):
 
 class Read(Message):
     """`ranges` (flat: offset, length, ...) of one segment.  The reply, Codes, is followed by their bytes unless it is
-    an error.  `term` of the master that leased them, and how long ago it was asked; 0: what this server has staged."""
+    an error.  `term` of the master that leased them, and how long ago it was asked; 0: it is told afterwards
+    whether that was allowed, or this server has staged it."""
 
     segment: int
     ranges: list[int]

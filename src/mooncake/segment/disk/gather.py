@@ -13,11 +13,12 @@ from collections.abc import Iterator
 import msgspec
 
 from mooncake.errors import ErrorCode, TransferError
-from mooncake.rpc.client import Connection, parse_address
+from mooncake.rpc.client import Connection
 from mooncake.rpc.data_messages import Read, Standing
 from mooncake.rpc.disk_messages import Gather, Piece
 from mooncake.rpc.message import Message
 from mooncake.rpc.messages import Hello
+from mooncake.rpc.place import parse_address
 from mooncake.rpc.sockets import connect, set_time_limit
 from mooncake.segment.disk.packing import Value
 from mooncake.segment.disk.staging import Staging
@@ -74,7 +75,7 @@ def _fetch(owner: Owner, piece: Piece, seq: int, term: int, at: int, hello: Hell
         tune(sock)
         set_time_limit(sock, TICK)
         Connection(sock).greet(hello)
-        _ask(sock, Read(piece.segment, piece.extents))
+        _ask(sock, Read(piece.segment, piece.extents, 0, 0))
         length = sum(piece.extents[1::2])
         receive(sock, owner.memory.data[at : at + length], time.monotonic() + _FETCH_LIMIT)
         _ask(sock, Standing(piece.segment, term, [piece.slot], seq))
