@@ -20,6 +20,7 @@ from mooncake.master.placement import order
 from mooncake.master.plain import Plain, columns_of
 from mooncake.master.pool import Segment
 from mooncake.master.slots import Slots
+from mooncake.rpc.message import Message
 from mooncake.rpc.messages import AnnouncePlain, Found, Grant, Kill, PutOptions, Record, SegmentInfo
 from mooncake.rpc.record_messages import Body
 from mooncake.transfer.table import COMPLETE
@@ -44,7 +45,10 @@ class World:
         info = SegmentInfo(number, f"{host}:{number}", size, "", "", host, f"9-{number}")
         return self.directory.mount(info, 0, 0, self.take_kill, self.now)[0]
 
-    def take_kill(self, kill: Kill) -> None:
+    def take_kill(self, kill: Message) -> None:
+        """What an owner is told; only kills have an answer."""
+        if not isinstance(kill, Kill):
+            return
         segment = self.directory.pool.segments[kill.segment]
         dead = [i for i, hide in enumerate(kill.hide) if not hide]
         self.directory.killed(segment, [kill.slots[i] for i in dead], [kill.seqs[i] for i in dead])
