@@ -148,8 +148,10 @@ class Table:
     def honours(self, term: int, sent: float) -> bool:
         """Whether a lease that master `term` gave to a request of `sent` (seconds, boot clock) counts for whoever is
         the master by now.  To be asked once, after the lease has come."""
-        known, _, former, since = _TERMS.unpack_from(self._memory, _TERM_AT)
-        return bool(known == term or (former == term and sent <= since))
+        if _U64.unpack_from(self._memory, _TERM_AT)[0] == term:
+            return True
+        _, _, former, since = _TERMS.unpack_from(self._memory, _TERM_AT)
+        return bool(former == term and sent <= since)
 
     # -- writer
 
