@@ -170,6 +170,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.minutes is not None and not options.minutes > 0:
         parser.error("--minutes must be greater than 0")
+    for number in (signal.SIGINT, signal.SIGTERM):  # in the background of a shell SIGINT is ignored
+        signal.signal(number, signal.default_int_handler)
     if options.play is not None:
         faulthandler.dump_traceback_later(LONGEST - 5, file=sys.stderr)
         outcome = play(choose(options.seed), options.play)

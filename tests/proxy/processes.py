@@ -44,6 +44,14 @@ class _Process:
         self.url = f"http://{host}:{self.port}"
         self.process: subprocess.Popen | None = None
 
+    def _launch(self, command: list[str], what: str, environment: dict[str, str] | None = None) -> None:
+        self.process = subprocess.Popen([*self._prefix, *command], env=environment)
+        try:
+            wait_until(lambda: self._answers("/health"), 20, what)
+        except BaseException:
+            self.stop()
+            raise
+
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
@@ -80,9 +88,7 @@ class Engine(_Process):
 
     def start(self) -> None:
         """Also again, after it was killed: on the same port, with a new engine id."""
-        command = [*self._prefix, sys.executable, "-m", "tests.proxy.stub_engine", str(self.port), self.host]
-        self.process = subprocess.Popen(command)
-        wait_until(lambda: self._answers("/health"), what="the stub engine")
+        self._launch([sys.executable, "-m", "tests.proxy.stub_engine", str(self.port), self.host], "the stub engine")
 
     def is_unharmed(self) -> bool:
         """Whether another test may have it: alive, idle, and without faults from now on."""
@@ -106,7 +112,7 @@ class Proxy(_Process):
                  host: str = "127.0.0.1", prefix: Sequence[str] = ()) -> None:  # fmt: skip
         """`prefill`: engines, or pairs (engine, True) whose bootstrap server is to be used."""
         super().__init__(host, prefix)
-        argv = [*self._prefix, str(BIN / "mooncake_proxy"), f"--port={self.port}", f"--host={host}"]
+        argv = [str(BIN / "mooncake_proxy"), f"--port={self.port}", f"--host={host}"]
         for one in prefill:
             engine, straight = one if isinstance(one, tuple) else (one, False)
             argv += ["--prefill", engine.url, str(engine.bootstrap_port) if straight else "none"]
@@ -123,8 +129,7 @@ class Proxy(_Process):
 
     def start(self) -> None:
         """Also again, after it has ended: on the same port."""
-        self.process = subprocess.Popen(self._command, env=self._environment)
-        wait_until(lambda: self._answers("/health"), what="the proxy")
+        self._launch(self._command, "the proxy", self._environment)
 
     def adopt(self, prefill, decode) -> None:
         """Serve these; metrics count from now on."""
