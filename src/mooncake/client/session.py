@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from mooncake.client.checks import checksum_mode
 from mooncake.client.child import PrivateServer
 from mooncake.config_text import environment_truth, environment_whole
 from mooncake.errors import ConfigError
@@ -60,6 +61,7 @@ class ClientConfig:
     report_interval: int = field(  # seconds between two reports of them in the log, 0: none
         default_factory=lambda: environment_whole("MC_STORE_CLIENT_METRIC_INTERVAL", 0)
     )
+    checksum: str = field(default_factory=checksum_mode)
     disk: DiskSettings | None = None  # the SSD tier of our segment server
     shares_engine: bool = False  # a transfer engine of ours has the same name
     tenant: str = "default"  # whose keys are named

@@ -6,8 +6,8 @@ by a random 63-bit integer that its server chose, valid under every master.  A *
 [segment, offset, length, segment, offset, length, ...] that says where the bytes of one replica lie, in order; the
 place of a replica on disk is [-segment, number, length]: the server of that segment has it, by that sequence number.
 
-    client → master      Hello, Exist, Prefix, GetStart, LeaseReturn, Query, PutStart, PutEnd, Remove, RemoveRegex,
-                         RemoveAll, SegmentQuery, Ping, CopyTask, MoveTask, QueryTask, ReplicaClear
+    client → master      Hello, Exist, Prefix, GetStart, LeaseReturn, Damaged, Query, PutStart, PutEnd, Remove,
+                         RemoveRegex, RemoveAll, SegmentQuery, Ping, CopyTask, MoveTask, QueryTask, ReplicaClear
     segment → master     Hello, Mount, Announce, AnnouncePlain, Heartbeat, Retire, Unmount, Killed, CopyEnded,
                          DiskMount, DiskAnnounce, DiskReport, DiskUnmount
     master → segment     Kill, CopyPart, DiskOrders
@@ -65,7 +65,7 @@ from mooncake.rpc.task_messages import (
     TaskState,
 )
 
-PROTOCOL = 2
+PROTOCOL = 3
 
 
 # ---------------------------------------------------------------- session
@@ -173,11 +173,13 @@ class GetStart(Message):
 
 
 class Found(Message):
-    """One key's whole replicas.  `states` is only filled by Query: a ReplicaStatus for each place."""
+    """One key's whole replicas.  `states` is only filled by Query: a ReplicaStatus for each place.  `checksum`: of the
+    value, 0 if its writer gave none."""
 
     size: int
     places: list[list[int]]
     states: list[int] = []
+    checksum: int = 0
 
 
 class GetReply(Message):
@@ -192,6 +194,15 @@ class LeaseReturn(Message):
     """One way: these leases' copies are finished."""
 
     leases: list[int]
+
+
+class Damaged(Message):
+    """What was read of these keys' replicas, at `places`, was not what `checksums` say: they are to be dropped.  Reply
+    Codes."""
+
+    keys: list[str]
+    checksums: list[int]
+    places: list[list[int]]
 
 
 class Query(Message):
@@ -257,11 +268,13 @@ class PutStarted(Message):
 
 class PutEnd(Message):
     """`done`: whole with all replicas; `failed`: forget them; `lost`: [seq, replica, ...] that did not
-    become whole though another replica of that put did (its seq is in `done`).  Reply Codes: done, then failed."""
+    become whole though another replica of that put did (its seq is in `done`).  `checksums`: of each of `done`, 0 if it
+    has none; or empty.  Reply Codes: done, then failed."""
 
     done: list[int]
     failed: list[int] = []
     lost: list[int] = []
+    checksums: list[int] = []
 
 
 # ---------------------------------------------------------------- removing
@@ -352,7 +365,8 @@ class Announce(Message):
 class AnnouncePlain(Message):
     """Further records, before the last Announce, in columns, since there may be millions: COMPLETE, of whole values in
     one extent each and slots in a row, written by `client`, and for the rest as the defaults of Body are.  A column has
-    a u64 a record, little endian; `slots` is the first slot << 8 | their number.  Reply Codes."""
+    a u64 a record, little endian; `slots` is the first slot << 8 | their number; `checksums` is empty if none has one.
+    Reply Codes."""
 
     segment: int
     client: str
@@ -361,6 +375,7 @@ class AnnouncePlain(Message):
     sizes: bytes
     offsets: bytes
     slots: bytes
+    checksums: bytes = b""
 
 
 class Heartbeat(Message):
@@ -455,7 +470,7 @@ KINDS: dict[type[Message], int] = {
             DiskMount, DiskMounted, DiskAnnounce, DiskOrders, DiskReport, Stage, Staged, Unstage,
             Prove,
             Retire, DiskUnmount, LeaveDisk, FiguresQuery, Figures,
-            AnnouncePlain,
+            AnnouncePlain, Damaged,
         ),
         start=1,
     )
@@ -463,7 +478,7 @@ KINDS: dict[type[Message], int] = {
 REPLY_OF: dict[type[Message], type[Message]] = {
     Hello: Welcome, Prove: Welcome, Ping: Codes,
     Exist: ExistReply, Prefix: PrefixReply, GetStart: GetReply, Query: GetReply,
-    PutStart: PutStarted, PutEnd: Codes, Remove: Codes, RemoveRegex: Count, RemoveAll: Count,
+    PutStart: PutStarted, PutEnd: Codes, Damaged: Codes, Remove: Codes, RemoveRegex: Count, RemoveAll: Count,
     SegmentQuery: SegmentList, Mount: Mounted, Announce: Codes, Heartbeat: Codes, Unmount: Codes,
     Attach: Attached, Read: Codes, Write: Codes, Serve: Serving, Stop: Codes,
     Retire: Codes, DiskUnmount: Codes, LeaveDisk: Codes, FiguresQuery: Figures,

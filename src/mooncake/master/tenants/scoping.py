@@ -37,6 +37,7 @@ _SCOPE: dict[type[Message], Callable[[Any, str], None]] = {
     m.Exist: _keys,
     m.Prefix: _heads,
     m.GetStart: _keys,
+    m.Damaged: _keys,
     m.Query: _keys,
     m.PutStart: _put,
     m.Remove: _keys,
