@@ -56,10 +56,13 @@ class PrivateServer:
         finally:
             there.close()
             os.close(pidfd)
-        self._channel = here
-        self._connection = Connection(here)
-        self._turn = threading.Lock()  # of the channel
+        self._use(here)
         here.sendall(frame.pack(KINDS[Serve], frame.REQUEST, 1, encode(config)))
+
+    def _use(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._connection = Connection(channel)
+        self._turn = threading.Lock()  # of the channel
 
     def wait(self) -> tuple[Serving, SegmentMemory]:
         """Until it is mounted.  Raises ConfigError with the reason if it cannot serve."""
@@ -85,7 +88,8 @@ class PrivateServer:
         return self._process.pid
 
     def close(self) -> None:
-        """Unmount at the master and end; returns once the master knows.  Again: nothing."""
+        """Unmount at the master and end; returns once the master knows.  One that lingers stays as it is, for the next
+        engine.  Again: nothing."""
         self._ask(Stop(), STOP_LIMIT)
         self._reap()
 

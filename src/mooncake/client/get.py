@@ -16,7 +16,8 @@ from mooncake.client.meter import Meter
 from mooncake.client.put import PiecesOf, Trust
 from mooncake.errors import ErrorCode, StoreError, TransferError
 from mooncake.rpc.client import Client
-from mooncake.rpc.messages import Codes, Damaged, Found, GetReply, GetStart
+from mooncake.rpc.messages import Codes, Found, GetReply, GetStart
+from mooncake.rpc.record_messages import Damaged
 from mooncake.transfer.checksums import Sums
 from mooncake.transfer.pieces import Pieces, pieces_of
 from mooncake.transfer.staging import sum_pieces

@@ -16,6 +16,7 @@ from mooncake.master.granting import Wish
 from mooncake.master.handlers import Reply, handles, in_steps
 from mooncake.rpc import messages as m
 from mooncake.rpc.message import Message
+from mooncake.rpc.record_messages import Damaged
 
 if TYPE_CHECKING:
     from mooncake.master.service import Session
@@ -141,8 +142,8 @@ def _queried(session: Session, found: list[int | m.Found]) -> Message:
     return m.GetReply(0, service.config.lease_ms, found)
 
 
-@handles(m.Damaged)
-def _damaged(session: Session, request: m.Damaged) -> Reply:
+@handles(Damaged)
+def _damaged(session: Session, request: Damaged) -> Reply:
     if not len(request.keys) == len(request.checksums) == len(request.places):
         raise StoreError(ErrorCode.INVALID_PARAMS, "keys, checksums and places differ in length")
     if len(request.keys) > _END_AT_ONCE:

@@ -14,7 +14,7 @@ place of a replica on disk is [-segment, number, length]: the server of that seg
     anybody → anybody    Hello, Prove
     client → segment     Attach (unix socket, answered with descriptors), Read, Write, Stage, Unstage (tcp)
     store → mooncake_client  Introduce
-    engine → its own segment server  Serve, Stop, LeaveDisk, FiguresQuery
+    engine → its own segment server  Serve, TakeOver, Stop, LeaveDisk, FiguresQuery
     engine → engine      Hello, Ping, EngineOpen, EngineRead, EngineWrite, EngineNotify, EngineExports
 
 Life of a put: PutStart → the writer writes each part's table record as WRITING, checks that the segment's term is
@@ -49,8 +49,17 @@ from mooncake.rpc.engine_messages import (
     EngineWrite,
 )
 from mooncake.rpc.message import Message
-from mooncake.rpc.record_messages import Body, Part
-from mooncake.rpc.segment_messages import DiskUnmount, Figures, FiguresQuery, LeaveDisk, Retire
+from mooncake.rpc.record_messages import Body, Damaged, Part
+from mooncake.rpc.segment_messages import (
+    DiskUnmount,
+    Figures,
+    FiguresQuery,
+    LeaveDisk,
+    LingerQuery,
+    Lingers,
+    Retire,
+    TakeOver,
+)
 from mooncake.rpc.task_messages import (
     Cleared,
     CopyEnded,
@@ -194,15 +203,6 @@ class LeaseReturn(Message):
     """One way: these leases' copies are finished."""
 
     leases: list[int]
-
-
-class Damaged(Message):
-    """What was read of these keys' replicas, at `places`, was not what `checksums` say: they are to be dropped.  Reply
-    Codes."""
-
-    keys: list[str]
-    checksums: list[int]
-    places: list[list[int]]
 
 
 class Query(Message):
@@ -414,6 +414,7 @@ class Serve(Message):
     `metadata`: the metadata service at which the segment is published, "" none; `endpoint` as in SegmentInfo;
     `disk`: its SSD tier, if it has one.
     `path`: the file, from `start` on, that the segment is to lie in, "" for memory.
+    `linger_ms`: how long to stay without an engine; for one that sends a TakeOver with this `identity`.
     Answered with Serving and the descriptors of memory and table, or a Failure."""
 
     segment: int
@@ -433,6 +434,8 @@ class Serve(Message):
     disk: DiskSettings | None = None
     path: str = ""
     start: int = 0
+    linger_ms: int = 0
+    identity: str = ""
 
     @property
     def memory(self) -> int:
@@ -470,7 +473,7 @@ KINDS: dict[type[Message], int] = {
             DiskMount, DiskMounted, DiskAnnounce, DiskOrders, DiskReport, Stage, Staged, Unstage,
             Prove,
             Retire, DiskUnmount, LeaveDisk, FiguresQuery, Figures,
-            AnnouncePlain, Damaged,
+            AnnouncePlain, Damaged, TakeOver, LingerQuery, Lingers,
         ),
         start=1,
     )
@@ -481,7 +484,7 @@ REPLY_OF: dict[type[Message], type[Message]] = {
     PutStart: PutStarted, PutEnd: Codes, Damaged: Codes, Remove: Codes, RemoveRegex: Count, RemoveAll: Count,
     SegmentQuery: SegmentList, Mount: Mounted, Announce: Codes, Heartbeat: Codes, Unmount: Codes,
     Attach: Attached, Read: Codes, Write: Codes, Serve: Serving, Stop: Codes,
-    Retire: Codes, DiskUnmount: Codes, LeaveDisk: Codes, FiguresQuery: Figures,
+    TakeOver: Serving, LingerQuery: Lingers, Retire: Codes, DiskUnmount: Codes, LeaveDisk: Codes, FiguresQuery: Figures,
     AnnouncePlain: Codes, DiskMount: DiskMounted, DiskAnnounce: Codes, DiskReport: Codes, Stage: Staged,
     EngineOpen: EngineOpened, EngineRead: Codes, EngineWrite: Codes, EngineNotify: Codes,
     EngineExports: EngineExported, Introduce: Introduction,
