@@ -56,6 +56,7 @@ def test_values_are_hits_at_once(master, make_worker, end):
     assert again("result = store.transfer_stats()['local']") == 2 * N * 100_000
 
 
+@pytest.mark.slow
 def test_again_and_again(master, make_worker):
     """Each life of the engine adds values; descriptors and threads of the server stay as many."""
     counts = []
@@ -73,6 +74,7 @@ def test_again_and_again(master, make_worker):
     assert counts[-1] == counts[1]
 
 
+@pytest.mark.slow
 def test_its_time_is_over(master, make_worker, linger):
     linger(1)
     engine = make_worker(SEGMENT)
@@ -118,6 +120,7 @@ def test_ended_by_command(master, make_worker):
     assert capacity(master) == 0
 
 
+@pytest.mark.slow
 def test_two_engines_one_server(master, make_worker, cleanup):
     """One gets it, the other starts its own; all of several that wait are used, each once."""
     for servers, engines in ((1, 2), (2, 3)):
@@ -148,6 +151,7 @@ def test_two_engines_one_server(master, make_worker, cleanup):
         wait_until(lambda: capacity(master) == 0, what="the unmounts")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["size", "host", "protocol"])
 def test_other_settings_are_another_server(master, make_worker, cleanup, what):
     engine = make_worker(SEGMENT)
@@ -198,6 +202,7 @@ except OSError:
     assert server_of(make_worker(SEGMENT)) == pid
 
 
+@pytest.mark.slow
 def test_an_impostor_is_not_believed(master, make_worker, cleanup, monkeypatch):
     """A socket of that name that is another user's, or says nothing: the engine starts a server of its own."""
     engine = make_worker(SEGMENT)
@@ -256,6 +261,7 @@ def test_a_put_in_flight_when_it_was_killed(master, make_worker):
     wait_until(lambda: master.metric("master_allocated_bytes") == 0, 10, "all room")
 
 
+@pytest.mark.slow
 def test_leases_from_before_are_honoured(make_master, make_worker, make_store):
     """A reader elsewhere, with a lease from before the crash, gets its bytes though the value is overwritten after."""
     master = make_master("--default_kv_lease_ttl=3000")
@@ -290,6 +296,7 @@ def test_a_new_master_finds_it(master, make_worker):
     wait_until(lambda: again(GET, n=N) == [True] * N, 10, "the values")
 
 
+@pytest.mark.slow
 def test_a_stopped_server_is_left_alone(master, make_worker):
     """It costs one bounded wait; and when it goes on, it is nobody's."""
     engine = make_worker(SEGMENT)
@@ -344,6 +351,7 @@ def test_a_wrong_number_is_refused(master, monkeypatch, caplog):
         caplog.clear()
 
 
+@pytest.mark.slow
 def test_sockets_in_a_directory(master, make_worker, monkeypatch, tmp_path):
     monkeypatch.setenv("MC_SHM_SOCKET_DIR", str(tmp_path))
     engine = make_worker(SEGMENT)

@@ -107,7 +107,7 @@ class StoreClient:
         return self.meter.families(self)
 
     def close(self) -> None:
-        """Leave the pool: our own segment is unmounted, its values disappear at once."""
+        """Leave the pool: our own segment is unmounted, its values disappear at once, unless it lingers."""
         if self._http is not None:
             self._http.close()
         if self._reports is not None:

@@ -21,7 +21,7 @@ from mooncake.transfer.room import Room
 from mooncake.transfer.stream import receive, send
 
 STAGING = 4 << 20
-SUMMED_STEP = 512 << 10  # bytes that are sent or received, and then hashed while they are in the cache
+SUMMED_STEP = 4 << 20  # bytes that are hashed while they are sent, or while the next ones come
 DIRECT = 512 << 10  # pieces of this size and more are not staged
 
 
@@ -33,10 +33,8 @@ def send_pieces(
         memory = _memory(chunk) if direct else staging().fill(chunk, trusted)
         if sums is None:
             send(sock, memory, deadline)
-            continue
-        for step in _cut(memory):  # what has been sent is readable, and in the cache
-            send(sock, step, deadline)
-            sums.add(step)
+        else:
+            _send_summed(sock, memory, deadline, sums, is_mapped=trusted or not direct)
 
 
 def receive_pieces(
@@ -47,12 +45,17 @@ def receive_pieces(
         memory = _memory(chunk) if direct else staging().memory[: chunk.total]
         if sums is None:
             receive(sock, memory, deadline)
-        else:
+            if not direct:
+                staging().empty(chunk, trusted)
+            continue
+        try:
             for step in _cut(memory):
                 receive(sock, step, deadline)
-                sums.add(step)
-        if not direct:
-            staging().empty(chunk, trusted)
+                sums.add_meanwhile(step)
+            if not direct:
+                staging().empty(chunk, trusted)
+        finally:
+            sums.wait()
 
 
 def sum_pieces(pieces: Pieces, trusted: bool, sums: Sums) -> None:
@@ -64,6 +67,19 @@ def sum_pieces(pieces: Pieces, trusted: bool, sums: Sums) -> None:
         total = chunk.total
         for start in range(0, total, STAGING):
             sums.add(staging().fill(chunk.part(start, min(STAGING, total - start)), trusted))
+
+
+def _send_summed(sock: socket.socket, memory: memoryview, deadline: float, sums: Sums, is_mapped: bool) -> None:
+    """`memory`, which may be used again then.  Unless it is known to be mapped, the kernel reads it first."""
+    try:
+        for step in _cut(memory):
+            if is_mapped:
+                sums.add_meanwhile(step)
+            send(sock, step, deadline)
+            if not is_mapped:
+                sums.add_meanwhile(step)
+    finally:
+        sums.wait()
 
 
 def _cut(memory: memoryview) -> Iterator[memoryview]:
