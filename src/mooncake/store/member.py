@@ -50,7 +50,7 @@ class Member:
         return 0
 
     def close(self) -> int:
-        """Leave the pool; the values in our own segment disappear at once, unless it lingers (docs/warm_pool.md).  0, also
+        """Leave the pool; values in our own segment disappear at once, unless it lingers (docs/warm_pool.md).  0, also
         the second time."""
         with self._lock:
             self._leave()
