@@ -1,7 +1,9 @@
 """An engine that crashes or restarts finds its segment server, and the values in it, again."""
 
+import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -11,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from mooncake.rpc import frame, messages
+from mooncake.rpc.segment_messages import LingerQuery, TakeOver
 from mooncake.store import MooncakeDistributedStore
-from mooncake.transfer.warm_sockets import waiting
+from mooncake.transfer.warm_sockets import connect, waiting
 from tests.processes import BIN, Worker, children, free_port, gone, stop, wait_until
 from tests.warm.conftest import MIB, SEGMENT
 
@@ -393,3 +397,53 @@ def test_mooncake_client_outlives_engines(master, make_worker, cleanup):
         assert engine(GET, n=N) == [True] * N
         engine.kill()
     assert waiting("") == []
+
+
+def test_garbage_on_its_socket(master, make_worker):
+    """Random bytes, messages of other ports, a file instead of an engine, and more visitors than it takes."""
+    engine = make_worker(SEGMENT)
+    assert engine(PUT, n=N) == 0
+    pid = server_of(engine)
+    engine.kill()
+    wait_until(is_waiting, what="the lingering server")
+    [address] = waiting("")
+    time.sleep(1)  # it is mounted as another client, and the old connection closed
+    before = len(os.listdir(f"/proc/{pid}/fd"))
+    dice = random.Random(5)
+    hello = messages.Hello(messages.PROTOCOL, "x", "client", "1-1", "h")
+    kinds = [hello, messages.Ping(), TakeOver("", 1), TakeOver("x" * 3000, -1), messages.Unmount([1]), LingerQuery()]
+    crowd = []
+    file = open(os.devnull)  # noqa: SIM115
+    for turn in range(200):
+        visitor = connect(address)
+        crowd.append(visitor)
+        data = b"".join(frame.pack(messages.KINDS[type(m)], 0, 1, messages.encode(m)) for m in dice.choices(kinds, k=2))
+        if turn % 2:
+            data = dice.randbytes(dice.randrange(1, 400))
+        with contextlib.suppress(OSError):
+            if turn % 5:
+                visitor.sendall(data)
+            else:
+                socket.send_fds(visitor, [data], [file.fileno()] * dice.randrange(1, 4))
+    for visitor in (*crowd, file):
+        visitor.close()
+    wait_until(lambda: len(os.listdir(f"/proc/{pid}/fd")) == before, what="all visitors' end")
+    again = make_worker(SEGMENT)
+    assert server_of(again) == pid
+    assert again(GET, n=N) == [True] * N
+
+
+def test_a_file_is_no_engine(master, make_worker, tmp_path):
+    """Whoever sends something that nobody can watch does not get the server, and the next one does."""
+    engine = make_worker(SEGMENT)
+    pid, identity = server_of(engine), engine("result = store._client._session._identity(48 << 20)")
+    engine.kill()
+    wait_until(is_waiting, what="the lingering server")
+    [address] = waiting("")
+    with connect(address) as visitor, open(tmp_path / "file", "w") as file:
+        request = frame.pack(messages.KINDS[TakeOver], 0, 1, messages.encode(TakeOver(identity, 1000)))
+        socket.send_fds(visitor, [request], [file.fileno(), file.fileno()])
+        visitor.settimeout(5)
+        assert visitor.recv(100) == b""
+    assert is_waiting()
+    assert server_of(make_worker(SEGMENT)) == pid

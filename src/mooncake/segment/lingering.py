@@ -9,14 +9,14 @@ from collections.abc import Callable
 
 import msgspec
 
-from mooncake.errors import ErrorCode, StoreError
+from mooncake.errors import ConfigError, ErrorCode, StoreError
 from mooncake.rpc import frame
 from mooncake.rpc.handshake import MOST_BYTES, Guard
 from mooncake.rpc.message import Message
 from mooncake.rpc.messages import DECODERS, PROTOCOL, Codes, Failure, Serve, Serving, Stop, Welcome, encode
 from mooncake.rpc.segment_messages import LingerQuery, Lingers, TakeOver
 from mooncake.security.secret import read_secret
-from mooncake.segment.server import SegmentServer
+from mooncake.segment.server import SegmentServer, logger
 from mooncake.transfer.warm_sockets import listen, peer_of
 from mooncake.version import __version__
 
@@ -24,7 +24,8 @@ MOST_VISITORS = 64
 _DESCRIPTORS = 2  # that come with TakeOver: the engine's pidfd, and where messages for people go
 
 Engine = Callable[[socket.socket, int, int], int]
-"""Called with the next engine's channel, its pidfd, and how long (ms) to linger after it; its number as a writer."""
+"""Called with the next engine's channel, its pidfd, and how long (ms) to linger after it; its number as a writer.
+Raises OSError if that is no pidfd."""
 
 
 class Lingering:
@@ -36,7 +37,7 @@ class Lingering:
         self._config = config
         self._taken = taken
         self._ends_at = time.monotonic() + linger_ms / 1e3
-        self._visitors: set[_Visitor] = set()
+        self._visitors: dict[_Visitor, None] = {}  # oldest first
         self._listener, self._path = listen(config.socket_dir, config.identity, config.segment)
         server.end_in(linger_ms / 1e3)
         server.leave_client()
@@ -57,14 +58,19 @@ class Lingering:
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
-        except OSError:
+            is_ours = peer_of(sock)[1] == os.geteuid()
+            guard = Guard(read_secret())
+        except (OSError, ConfigError) as error:
+            logger.warning("a visitor of a lingering segment server is sent away: %s", error)
             return
-        if len(self._visitors) >= MOST_VISITORS or peer_of(sock)[1] != os.geteuid():
+        if not is_ours:
             sock.close()
             return
         sock.setblocking(False)
-        visitor = _Visitor(sock)
-        self._visitors.add(visitor)
+        if len(self._visitors) >= MOST_VISITORS:  # who knows what to say has said it long ago
+            self._drop(next(iter(self._visitors)))
+        visitor = _Visitor(sock, guard)
+        self._visitors[visitor] = None
         self._server.watch(sock.fileno(), lambda: self._hear(visitor))
 
     def _hear(self, visitor: "_Visitor") -> None:
@@ -106,19 +112,24 @@ class Lingering:
             self._drop(visitor)
             return
         self._server.unwatch(visitor.sock.fileno())
-        self._visitors.discard(visitor)
+        del self._visitors[visitor]
         pidfd, messages = visitor.descriptors
+        try:
+            writer = self._taken(visitor.sock, pidfd, message.linger_ms)
+        except OSError:
+            os.close(messages)
+            visitor.sock.close()
+            return
         for standard in (1, 2):
             os.dup2(messages, standard)
         os.close(messages)
-        writer = self._taken(visitor.sock, pidfd, message.linger_ms)
         answer = frame.pack(got.kind, frame.REPLY, got.request_id, encode(Serving(self._server.info, writer)))
         with contextlib.suppress(OSError):  # it is gone already, as its channel will say
             socket.send_fds(visitor.sock, [answer], self._server.descriptors)
 
     def _drop(self, visitor: "_Visitor") -> None:
         if visitor in self._visitors:
-            self._visitors.discard(visitor)
+            del self._visitors[visitor]
             self._server.unwatch(visitor.sock.fileno())
             visitor.close()
 
@@ -129,9 +140,9 @@ class Lingering:
 class _Visitor:
     """One connection, and the descriptors that came on it."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, guard: Guard) -> None:
         self.sock = sock
-        self.guard = Guard(read_secret())
+        self.guard = guard
         self.descriptors: list[int] = []
         self._reader = frame.FrameReader(MOST_BYTES)
 

@@ -53,9 +53,10 @@ class _Engines:
         server.when_forgotten(self._forgotten)
 
     def watch(self, pidfd: int) -> int:
-        """The engine behind `pidfd` has the server from now on; its number as a writer."""
+        """The engine behind `pidfd` has the server from now on; its number as a writer.  Raises OSError."""
+        writer = self._server.serve_engine(pidfd, lambda: self._gone(pidfd))
         self._pidfd = pidfd
-        return self._server.serve_engine(pidfd, lambda: self._gone(pidfd))
+        return writer
 
     def obey(self, channel: socket.socket) -> None:
         """Do whatever comes on `channel`, while the server runs."""
@@ -133,12 +134,13 @@ class _Engines:
         _fall_silent()
 
     def _taken(self, channel: socket.socket, pidfd: int, linger_ms: int) -> int:
+        """Raises OSError if the engine cannot be watched: it does not get the server."""
+        writer = self.watch(pidfd)
         assert self._lingering is not None
         self._lingering.end()
         self._lingering = None
         self._linger_ms = linger_ms
         self._server.stay()
-        writer = self.watch(pidfd)
         self.obey(channel)
         logger.info("another engine has taken segment %s over", self._server.info.name)
         return writer

@@ -141,7 +141,9 @@ class SegmentServer:
                 return
 
     def serve_engine(self, pidfd: int, gone: Callable[[], None]) -> int:
-        """The engine behind `pidfd` writes here too; `gone` is called at its end.  Its number as a writer."""
+        """The engine behind `pidfd` writes here too; `gone` is called at its end.  Its number as a writer.
+
+        Raises OSError for what is no pidfd; it is closed then."""
         writer = self._writers.add_pidfd(pidfd)
 
         def ended() -> None:
@@ -149,7 +151,11 @@ class SegmentServer:
             self._writers.remove(writer)
             gone()
 
-        self.watch(pidfd, ended)
+        try:
+            self.watch(pidfd, ended)
+        except OSError:
+            self._writers.remove(writer)
+            raise
         return writer.number
 
     def when_forgotten(self, action: Callable[[], None]) -> None:

@@ -81,7 +81,4 @@ _pools: dict[int, ThreadPoolExecutor] = {}  # by process: threads do not live on
 def _threads() -> ThreadPoolExecutor:
     pid = os.getpid()
     known = _pools.get(pid)
-    if known is None:
-        _pools.clear()
-        known = _pools.setdefault(pid, ThreadPoolExecutor(_THREADS, "mooncake-checksum"))
-    return known
+    return known or _pools.setdefault(pid, ThreadPoolExecutor(_THREADS, "mooncake-checksum"))
