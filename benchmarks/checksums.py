@@ -1,6 +1,6 @@
 """What a secret and checksums cost transfers over tcp, against a pool without either, in turns.
 
-    python -m benchmarks.checksums [--repeats 15] [--mode tcp|always] [--no-secret] [--shm] [--others 0.2] [--patience 120]
+    python -m benchmarks.checksums [--repeats 15] [--mode tcp|always] [--no-secret] [--shm] [--others 0.2]
 
 Two pools on loopback, each with a segment server, a master and a client of its own process (MC_FORCE_TCP=1, or shared
 memory with --shm).  One puts and gets without a secret and without checksums, the other with both; each repetition
