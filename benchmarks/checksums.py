@@ -68,8 +68,10 @@ def main() -> None:
     options = parser.parse_args()
     secret = {} if options.no_secret else {"MOONCAKE_AUTH_TOKEN": "a-secret-for-this-benchmark"}
     way = {} if options.shm else {"MC_FORCE_TCP": "1"}
-    pools = [_Pool({}, way), _Pool({**secret, "MOONCAKE_STORE_CHECKSUM": options.mode}, way)]
+    pools: list[_Pool] = []
     try:
+        for settings in ({}, {**secret, "MOONCAKE_STORE_CHECKSUM": options.mode}):
+            pools.append(_Pool(settings, way))
         for title, keys, pieces, size in CASES:
             call = f"result = once({keys}, {pieces}, {size})"
             taken: list[list[list[float]]] = [[], []]
