@@ -15,7 +15,7 @@ from mooncake.master.directory import Directory
 from mooncake.master.granting import Wish
 from mooncake.master.keymap import KeyMap
 from mooncake.master.membership import Client
-from mooncake.master.objects import Object
+from mooncake.master.objects import Object, checksum_of
 from mooncake.master.placement import order
 from mooncake.master.plain import Plain, columns_of
 from mooncake.master.pool import Segment
@@ -487,6 +487,7 @@ def test_plain_records_are_taken_as_others_are(seed: int) -> None:
         [dice.choice([0, 1, 256, 700]) if seed % 3 == 0 else 256 for _ in seqs],
         [dice.choice([i, i, dice.randrange(270)]) * 256 + (seed % 5 == 0) * dice.choice([0, 0, 7]) for i in range(300)],
         [dice.choice([i * 2, i * 2, dice.randrange(600)]) << 8 | dice.choice([1, 1, 2]) for i in range(300)],
+        [dice.choice([0, 1 << 63 | i]) for i in range(300)] if seed % 4 else [],
     )  # fmt: skip
 
     def known(together: bool) -> tuple[Any, ...]:
@@ -508,8 +509,8 @@ def test_plain_records_are_taken_as_others_are(seed: int) -> None:
         world.wait(30)  # until nobody can be reading what was in the way
         objects = {obj.key: obj for some in world.directory.catalog.objects.slices() for obj in some}
         return (
-            sorted((obj.key, obj.seq, obj.offset, obj.slots) for obj in objects.values()), segment.slots.used,
-            segment.allocator.used, segment.quarantined, segment.first_seq,
+            sorted((obj.key, obj.seq, obj.offset, obj.slots, checksum_of(obj)) for obj in objects.values()),
+            segment.slots.used, segment.allocator.used, segment.quarantined, segment.first_seq,
         )  # fmt: skip
 
     assert known(together=True) == known(together=False)
@@ -518,8 +519,8 @@ def test_plain_records_are_taken_as_others_are(seed: int) -> None:
 def test_columns_of_different_lengths_are_refused() -> None:
     column = bytes(16)
     assert len(columns_of(AnnouncePlain(7, "1-1", ["a", "b"], column, column, column, column)).seqs) == 2
-    for short in range(4):
-        columns = [column[:8] if i == short else column for i in range(4)]
+    for short in range(5):
+        columns = [column[:8] if i == short else column for i in range(5)]
         with pytest.raises(StoreError):
             columns_of(AnnouncePlain(7, "1-1", ["a", "b"], *columns))
 

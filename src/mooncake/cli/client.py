@@ -80,7 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _serve(options: argparse.Namespace) -> int:
     from mooncake.client.session import ClientConfig
     from mooncake.offload import offload_settings
-    from mooncake.rpc.messages import Serve
+    from mooncake.rpc.serving_messages import Serve
     from mooncake.rpc.task_messages import Introduction
     from mooncake.security.secret import read_secret, warn_if_exposed
     from mooncake.segment.desk import open_desk

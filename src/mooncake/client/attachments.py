@@ -98,6 +98,11 @@ class Attachments:
             return 0
         return 1 if known.transport.name == "shm" else 3
 
+    def way(self, segment: int) -> str:
+        """The name of the transport to a segment; that of the farthest if it is not known yet."""
+        known = self._by_segment.get(segment)
+        return TcpTransport.name if known is None else known.transport.name
+
     @contextmanager
     def use(self, segment: int) -> Iterator[Transport]:
         """The transport to a segment, held open meanwhile.  Raises TransferError if it cannot be reached."""

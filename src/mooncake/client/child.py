@@ -16,8 +16,9 @@ from mooncake.errors import ConfigError, MooncakeError
 from mooncake.rpc import frame
 from mooncake.rpc.client import Connection
 from mooncake.rpc.message import Message
-from mooncake.rpc.messages import DECODERS, KINDS, Failure, Serve, Serving, Stop, encode
+from mooncake.rpc.messages import DECODERS, KINDS, Failure, Serving, encode
 from mooncake.rpc.segment_messages import Family, Figures, FiguresQuery, LeaveDisk
+from mooncake.rpc.serving_messages import Serve, Stop
 from mooncake.rpc.sockets import set_time_limit
 from mooncake.transfer.file_memory import open_memory
 from mooncake.transfer.memory import SegmentMemory
@@ -56,10 +57,13 @@ class PrivateServer:
         finally:
             there.close()
             os.close(pidfd)
-        self._channel = here
-        self._connection = Connection(here)
-        self._turn = threading.Lock()  # of the channel
+        self._use(here)
         here.sendall(frame.pack(KINDS[Serve], frame.REQUEST, 1, encode(config)))
+
+    def _use(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._connection = Connection(channel)
+        self._turn = threading.Lock()  # of the channel
 
     def wait(self) -> tuple[Serving, SegmentMemory]:
         """Until it is mounted.  Raises ConfigError with the reason if it cannot serve."""
@@ -85,7 +89,8 @@ class PrivateServer:
         return self._process.pid
 
     def close(self) -> None:
-        """Unmount at the master and end; returns once the master knows.  Again: nothing."""
+        """Unmount at the master and end; returns once the master knows.  One that lingers stays as it is, for the next
+        engine.  Again: nothing."""
         self._ask(Stop(), STOP_LIMIT)
         self._reap()
 

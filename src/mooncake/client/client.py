@@ -5,6 +5,7 @@ import os
 from typing import TYPE_CHECKING, Protocol
 
 from mooncake.client.attachments import Attachments
+from mooncake.client.checks import Checks
 from mooncake.client.disk import DiskReads
 from mooncake.client.get import GetPipeline
 from mooncake.client.leases import LeaseReturns
@@ -53,10 +54,11 @@ class StoreClient:
         self._engine = engine
         self.attachments = Attachments(self.rpc, session.hello, self.config.force_tcp, self.config.transfer_limit)
         self.mounts = Mounts(session, self.attachments)
-        self.puts = PutPipeline(self.rpc, self.attachments, session.client_id, self.meter)
+        checks = Checks(self.config.checksum)
+        self.puts = PutPipeline(self.rpc, self.attachments, session.client_id, self.meter, checks)
         self._returns = LeaseReturns(self.rpc)
         self.disks = DiskReads(self.attachments, session.hello, self.config.transfer_limit)
-        self.gets = GetPipeline(self.rpc, self.attachments, self._returns, self.disks, self.meter)
+        self.gets = GetPipeline(self.rpc, self.attachments, self._returns, self.disks, self.meter, checks)
         self.put_sessions = PutSessions(self.puts)
         self.get_sessions = GetSessions(self.gets)
         if session.server is not None:
@@ -105,7 +107,7 @@ class StoreClient:
         return self.meter.families(self)
 
     def close(self) -> None:
-        """Leave the pool: our own segment is unmounted, its values disappear at once."""
+        """Leave the pool: our own segment is unmounted, its values disappear at once, unless it lingers."""
         if self._http is not None:
             self._http.close()
         if self._reports is not None:

@@ -25,6 +25,7 @@ _STEP_VALUES = 1024
 _MARGIN = 0.02  # of the time that staged bytes are lent for
 _BLOCK = 4096
 _BUSY = int(ErrorCode.OBJECT_REPLICA_BUSY)
+_FAILED = int(ErrorCode.TRANSFER_FAIL)
 
 
 def _now() -> float:
@@ -41,8 +42,8 @@ class DiskCut(NamedTuple):
     length: int
 
 
-Copy = Callable[[Sequence[DiskCut], list[int]], int]
-"""Copies these cuts from ranges (flat: offset, length, ...) of the segment; a code."""
+Copy = Callable[[Sequence[DiskCut], list[int]], list[int]]
+"""Copies these cuts from ranges (flat: offset, length, ...) of the segment; a code each."""
 
 
 class DiskReads:
@@ -163,15 +164,16 @@ class _Reading:
             elif offset == _BUSY and _now() < self._give_up:
                 again.append(cut)
             else:
-                self._set([cut], int(ErrorCode.TRANSFER_FAIL) if offset == _BUSY else offset)
+                self._set([cut], _FAILED if offset == _BUSY else offset)
         if there:
-            code = self._copy(there, ranges)
+            codes = self._copy(there, ranges)
             lent = staged.ttl_ms / 1e3 * (1 - _MARGIN)
-            if not code and _now() >= asked.sent + lent:
+            if _FAILED not in codes and _now() >= asked.sent + lent:
                 if _now() < self._give_up:
                     return again + there
-                code = int(ErrorCode.LEASE_EXPIRED)
-            self._set(there, code)
+                codes = [int(ErrorCode.LEASE_EXPIRED)] * len(there)
+            for cut, code in zip(there, codes, strict=True):
+                self._set([cut], code)
         return again
 
     def _set(self, cuts: list[DiskCut], code: int) -> None:

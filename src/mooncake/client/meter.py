@@ -30,6 +30,7 @@ class Meter:
         self._stored = self._kept = self._not_stored = 0
         self._found = self._missing = self._not_read = 0
         self.disk_bytes = 0
+        self.mismatches = 0  # replicas that were read and had other bytes than their checksum says
         self._errors = Counter[str]()
         self._calls: dict[str, Histogram] = {}
         self._lock = threading.Lock()
@@ -112,6 +113,11 @@ class Meter:
             by_label("mooncake_client_errors_total", "Values that ended with an error.", "code", errors),
             by_label("mooncake_client_transferred_bytes_total", "Bytes moved, by transport.", "transport", moved),
             by_label("mooncake_client_read_bytes_total", "Bytes read from memory, by transport.", "transport", read),
+            counter(
+                "mooncake_client_checksum_mismatches_total",
+                "Replicas whose bytes were not what their checksum says.",
+                self.mismatches,
+            ),
             counter("mooncake_client_disk_reads_total", "Reads of values only on disk.", client.disks.reads),
             counter("mooncake_client_disk_read_bytes_total", "Bytes read from disk.", self.disk_bytes),
             gauge("mooncake_client_master_reachable", "Whether the last call reached it.", not client.rpc.down),

@@ -5,8 +5,8 @@ import threading
 from mooncake.client.attachments import Attachments
 from mooncake.client.child import PrivateServer
 from mooncake.client.session import Session
-from mooncake.rpc.messages import Serve
 from mooncake.rpc.segment_messages import Family
+from mooncake.rpc.serving_messages import Serve
 from mooncake.transfer.shm import ShmTransport
 
 STEP = 16 << 20  # bytes that sizes are rounded up to

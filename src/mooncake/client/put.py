@@ -7,13 +7,16 @@ from collections.abc import Callable, Generator, Sequence
 import numpy as np
 
 from mooncake.client.attachments import Attachments
+from mooncake.client.checks import Checks
 from mooncake.client.meter import Meter
 from mooncake.errors import ErrorCode, StoreError, TransferError, UnsoundError
 from mooncake.rpc.client import Client
 from mooncake.rpc.data_messages import WriteRecord
 from mooncake.rpc.messages import Codes, Grant, Kept, PutEnd, PutOptions, PutStart, PutStarted
 from mooncake.rpc.record_messages import Body, Part
+from mooncake.transfer.checksums import NONE, PENDING, Sums
 from mooncake.transfer.pieces import Pieces, pieces_of
+from mooncake.transfer.staging import sum_pieces
 from mooncake.transfer.steps import finish
 
 PiecesOf = Callable[[Sequence[int]], Pieces]
@@ -44,9 +47,17 @@ class _Share:
         self.replicas.append(replica)
         self.cuts.append((start, length))
 
+    def await_sums(self) -> bool:
+        """Have the checksums found out that are not known yet; whether there are any."""
+        lacking = [record.body for record in self.records if not record.body.checksum and record.body.parts == 1]
+        for body in lacking:
+            body.checksum = PENDING
+        return bool(lacking)
+
 
 class PutPipeline:
-    def __init__(self, rpc: Client, attachments: Attachments, client_id: str, meter: Meter) -> None:
+    def __init__(self, rpc: Client, attachments: Attachments, client_id: str, meter: Meter, checks: Checks) -> None:
+        self._checks = checks
         self._rpc = rpc
         self._attachments = attachments
         self._client_id = client_id
@@ -93,18 +104,21 @@ class PutPipeline:
         granted = {i: grant for i, grant in enumerate(started.grants) if isinstance(grant, Grant)}
         if not granted:
             return codes
+        sums: dict[int, int] = {}
         try:
-            bad = yield from self._write(keys, sizes, granted, started, pieces_of, options, trust, eager)
+            bad = yield from self._write(keys, sizes, granted, started, pieces_of, options, trust, sums, eager)
         except UnsoundError as error:  # nothing has been written
             bad = _all_bad(granted, int(error.code))
         except BaseException:
-            self._finish(granted, _all_bad(granted, int(ErrorCode.INTERNAL_ERROR)), codes)
+            self._finish(granted, _all_bad(granted, int(ErrorCode.INTERNAL_ERROR)), codes, sums)
             raise
         if eager and not bad and time.monotonic() - started_at < EAGER_LIMIT and self._are_mapped(granted):
             with contextlib.suppress(StoreError):
-                self._rpc.post(PutEnd([grant.seq for grant in granted.values()]))
+                self._rpc.post(
+                    PutEnd([grant.seq for grant in granted.values()], checksums=_listed(sums, list(granted)))
+                )
                 return codes
-        self._finish(granted, bad, codes)
+        self._finish(granted, bad, codes, sums)
         return codes
 
     # -- in several calls (see client.sessions)
@@ -124,13 +138,14 @@ class PutPipeline:
     ) -> list[int]:
         """Write what room was granted for, as `started` says, from memory that is known to be mapped; a code a key."""
         granted, codes = dict(enumerate(grants)), [0] * len(keys)
+        sums: dict[int, int] = {}
         started_at = time.monotonic()
         try:
-            bad = finish(self._write(keys, sizes, granted, started, pieces_of, options, lambda _: True))
+            bad = finish(self._write(keys, sizes, granted, started, pieces_of, options, lambda _: True, sums))
         except BaseException:
-            self._finish(granted, _all_bad(granted, int(ErrorCode.INTERNAL_ERROR)), codes)
+            self._finish(granted, _all_bad(granted, int(ErrorCode.INTERNAL_ERROR)), codes, sums)
             raise
-        self._finish(granted, bad, codes)
+        self._finish(granted, bad, codes, sums)
         self._meter.put(codes, self._meter.batch_put_time, time.monotonic() - started_at)
         return codes
 
@@ -172,14 +187,18 @@ class PutPipeline:
         else:
             mapped = self._attachments.enter_mapped(part.segment)
         codes = [0]
+        sums: dict[int, int] = {}
         if mapped is None:
             pieces = pieces_of([address], [size])
-            bad = finish(self._write([key], [size], {0: grant}, started, lambda _: pieces, options, lambda _: trusted))
+            steps = self._write([key], [size], {0: grant}, started, lambda _: pieces, options, lambda _: trusted, sums)
+            bad = finish(steps)
         else:
             attachment, transport = mapped
             body = self._body(
                 key, size, [part.extents[0], size], 0, 0, 1, options or _PLAIN, 0, grant.kept, started.scope
             )
+            if self._checks.cover(transport.name):
+                body.checksum = PENDING
             try:
                 code = transport.put_one(started.term, WriteRecord(part.slots, grant.seq, body), address, trusted)
             except TransferError as error:
@@ -187,13 +206,14 @@ class PutPipeline:
             finally:
                 attachment.leave()
             if not code:
+                sums[0] = body.checksum
                 self._attachments.count(part.segment, size)
                 if eager and time.monotonic() - started_at < EAGER_LIMIT:
                     with contextlib.suppress(StoreError):
-                        self._rpc.post(PutEnd([grant.seq]))
+                        self._rpc.post(PutEnd([grant.seq], checksums=_listed(sums, [0])))
                         return 0
             bad = {(0, 0): code} if code else {}
-        self._finish({0: grant}, bad, codes)
+        self._finish({0: grant}, bad, codes, sums)
         return codes[0]
 
     def _body(
@@ -241,14 +261,17 @@ class PutPipeline:
         pieces_of: PiecesOf,
         options: PutOptions | None,
         trust: Trust,
+        sums: dict[int, int],
         final: bool = False,
     ) -> Generator[None, None, dict[tuple[int, int], int]]:
-        """Fill the granted room; (index, replica) → code of what failed."""
+        """Fill the granted room; (index, replica) → code of what failed.  `sums`: gets the checksums, by index."""
         shares: dict[int, _Share] = {}
         options = options or _PLAIN
         scope = started.scope
         for i, grant in granted.items():
             size = sizes[i]
+            if self._checks.on and (len(grant.replicas) > 1 or len(grant.replicas[0]) > 1):
+                sums[i] = self._sum(grant, size, pieces_of([i]), trust)
             for replica, parts in enumerate(grant.replicas):
                 start = 0
                 for number, part in enumerate(parts):
@@ -260,6 +283,7 @@ class PutPipeline:
                     body = self._body(
                         keys[i], size, extents, replica, number, len(parts), options, i, grant.kept, scope
                     )
+                    body.checksum = sums.get(i, NONE)
                     share.add(WriteRecord(part.slots, grant.seq, body), i, replica, start, length)
                     share.whole = share.whole and length == size
                     start += length
@@ -269,7 +293,23 @@ class PutPipeline:
             for value, replica, code in zip(share.values, share.replicas, filled, strict=True):
                 if code:
                     bad[value, replica] = code
+            if self._checks.on:
+                for value, record, code in zip(share.values, share.records, filled, strict=True):
+                    if record.body.checksum and not code:
+                        sums[value] = record.body.checksum
         return bad
+
+    def _sum(self, grant: Grant, size: int, pieces: Pieces, trust: Trust) -> int:
+        """The checksum of a value that goes to several places; NONE if none of them asks for one."""
+        places = {part.segment for parts in grant.replicas for part in parts}
+        if not any(self._checks.cover(self._attachments.way(segment)) for segment in places):
+            return NONE
+        sums = Sums([size])
+        try:
+            sum_pieces(pieces, trust(pieces), sums)
+        except TransferError:  # and so will its copies
+            return NONE
+        return sums.found[0]
 
     def _fill(
         self, segment: int, share: _Share, term: int, pieces_of: PiecesOf, trust: Trust, final: bool
@@ -277,14 +317,17 @@ class PutPipeline:
         pieces = pieces_of(share.values) if share.whole else _cut(share, pieces_of)
         try:
             with self._attachments.use(segment) as transport:
-                codes = yield from transport.put_steps(term, share.records, pieces, trust(pieces), final)
+                summed = self._checks.cover(transport.name) and share.await_sums()
+                codes = yield from transport.put_steps(term, share.records, pieces, trust(pieces), final, summed)
         except TransferError as error:
             self._attachments.forget(segment)
             return [int(error.code)] * len(share.records)
         self._attachments.count(segment, pieces.total)
         return codes
 
-    def _finish(self, granted: dict[int, Grant], bad: dict[tuple[int, int], int], codes: list[int]) -> None:
+    def _finish(
+        self, granted: dict[int, Grant], bad: dict[tuple[int, int], int], codes: list[int], sums: dict[int, int]
+    ) -> None:
         """Tell the master what has become whole; fills `codes` in."""
         done, failed, lost = list(granted), [], []
         if bad:
@@ -297,13 +340,18 @@ class PutPipeline:
                     continue
                 done.append(i)
                 lost += [x for replica in bad_replicas for x in (grant.seq, replica)]
-        message = PutEnd([granted[i].seq for i in done], [granted[i].seq for i in failed], lost)
+        message = PutEnd([granted[i].seq for i in done], [granted[i].seq for i in failed], lost, _listed(sums, done))
         try:
             answers = self._rpc.call(message, Codes).codes
         except StoreError as error:
             answers = [int(error.code)] * len(done)
         for i, code in zip(done, answers, strict=False):
             codes[i] = int(ErrorCode.RPC_FAIL) if code == ErrorCode.INVALID_WRITE else code
+
+
+def _listed(sums: dict[int, int], values: list[int]) -> list[int]:
+    """The checksums of these values; empty if there are none."""
+    return [sums.get(value, NONE) for value in values] if any(sums.values()) else []
 
 
 def _all_bad(granted: dict[int, Grant], code: int) -> dict[tuple[int, int], int]:

@@ -14,14 +14,17 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from mooncake.client.adoption import adopt
+from mooncake.client.checks import checksum_mode
 from mooncake.client.child import PrivateServer
 from mooncake.config_text import environment_truth, environment_whole
 from mooncake.election.places import master_place
 from mooncake.errors import ConfigError
 from mooncake.rpc.client import Client
 from mooncake.rpc.disk_messages import DiskSettings
-from mooncake.rpc.messages import PROTOCOL, Codes, Hello, Ping, Serve
+from mooncake.rpc.messages import PROTOCOL, Codes, Hello, Ping
 from mooncake.rpc.place import MasterPlace
+from mooncake.rpc.serving_messages import Serve
 from mooncake.transfer.host import host_id
 from mooncake.transfer.listening import join_host, listen_address, split_host
 from mooncake.transfer.metadata.backends import is_peer_to_peer
@@ -32,6 +35,7 @@ logger = logging.getLogger("mooncake.client")
 PROTOCOLS = ("tcp", "rdma", "shm", "rpc_only")
 SMALLEST_SEGMENT = 1024
 LARGEST_BUFFER = 1 << 40
+LONGEST_LINGER = 7 * 86_400  # seconds
 
 
 @dataclass
@@ -62,6 +66,8 @@ class ClientConfig:
     report_interval: int = field(  # seconds between two reports of them in the log, 0: none
         default_factory=lambda: environment_whole("MC_STORE_CLIENT_METRIC_INTERVAL", 0)
     )
+    checksum: str = field(default_factory=checksum_mode)
+    linger: int = field(default_factory=lambda: environment_whole("MOONCAKE_SEGMENT_LINGER_S", 0))  # seconds
     disk: DiskSettings | None = None  # the SSD tier of our segment server
     shares_engine: bool = False  # a transfer engine of ours has the same name
     tenant: str = "default"  # whose keys are named
@@ -89,6 +95,8 @@ class ClientConfig:
             )
         if not 0 <= self.buffer_size <= LARGEST_BUFFER:
             raise ConfigError(f"local_buffer_size is {self.buffer_size} bytes; expected 0 to {LARGEST_BUFFER} (1 TB)")
+        if not 0 <= self.linger <= LONGEST_LINGER:
+            raise ConfigError(f"MOONCAKE_SEGMENT_LINGER_S is {self.linger}; expected 0 to {LONGEST_LINGER} (seconds)")
         self.place()
 
     def place(self) -> MasterPlace:
@@ -119,7 +127,7 @@ class Session:
             if config.metadata and not config.segment_size:
                 self._refuse_taken_name()
             if config.segment_size:
-                self.server = PrivateServer(self._serve(host, config.segment_size))
+                self.server = self._start_server(self._serve(host, config.segment_size))
         except BaseException:
             self.close()
             raise
@@ -133,6 +141,17 @@ class Session:
             self._name_socket.close()
         if self.rpc is not None:
             self.rpc.close()
+
+    def _start_server(self, wanted: Serve) -> PrivateServer:
+        """One of our own, or, if such servers linger, one that an engine like us has left; its name is ours then."""
+        adopted = adopt(wanted, self.hello) if wanted.linger_ms else None
+        if adopted is None:
+            return PrivateServer(wanted)
+        if self._name_socket is not None and adopted.name != self.name:
+            self._name_socket.close()
+            self._name_socket = _hold(split_host(adopted.name)[1])
+        self.name = adopted.name
+        return adopted
 
     def _refuse_taken_name(self) -> None:
         """Nothing of ours can be reached, so nothing is published; yet the name must not be a living segment's.
@@ -154,14 +173,9 @@ class Session:
             if attempt:
                 time.sleep(0.1)
             port = random.randrange(config.min_port, max(config.max_port, config.min_port + 1))
-            sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-            try:
-                sock.bind(("", port))
-            except OSError:
-                sock.close()
-                continue
-            self._name_socket = sock
-            return port
+            self._name_socket = _hold(port)
+            if self._name_socket is not None:
+                return port
         raise ConfigError(
             f"no free port from {config.min_port} to {config.max_port} in {config.retries} tries; widen "
             "MC_STORE_CLIENT_MIN_PORT..MC_STORE_CLIENT_MAX_PORT"
@@ -170,7 +184,7 @@ class Session:
     def another(self, size: int) -> Serve:
         """What a further segment of the same name needs.  It is not published: the name is."""
         host, _ = split_host(self.config.local_hostname)
-        return msgspec.structs.replace(self._serve(host, size), metadata="")
+        return msgspec.structs.replace(self._serve(host, size), metadata="", linger_ms=0)
 
     def in_file(self, path: str, start: int, size: int) -> Serve:
         """As `another`, of a segment in a file.  Values there are not written to disk once more."""
@@ -194,4 +208,26 @@ class Session:
             metadata=config.metadata,
             endpoint=self.name if config.metadata or config.shares_engine else "",
             disk=config.disk,
+            linger_ms=config.linger * 1000,
+            identity=self._identity(size),
         )
+
+    def _identity(self, size: int) -> str:
+        """What an engine must have in common with the one before it to take its segment server over."""
+        config = self.config
+        of_both = (
+            config.local_hostname, config.metadata_server, size, config.protocol, config.master, config.bind_address,
+            config.min_data_port, config.max_data_port, config.shares_engine, config.disk, PROTOCOL, __version__,
+        )  # fmt: skip
+        return repr(of_both)
+
+
+def _hold(port: int) -> socket.socket | None:
+    """A socket that keeps others from the port; None if somebody has it."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.bind(("", port))
+    except OSError:
+        sock.close()
+        return None
+    return sock

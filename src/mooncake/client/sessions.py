@@ -6,21 +6,18 @@ A get session holds a read lease, so that all its reads are of one value.
 """
 
 import errno
-import mmap
-import os
-import sys
 import threading
 from collections.abc import Iterable, Sequence
 
 import msgspec
-import numpy as np
 
-from mooncake.client.get import GetPipeline, Located, now, slice_place
-from mooncake.client.put import PiecesOf, PutPipeline, Trust
+from mooncake.client.fragments import Fragment, read_fragments
+from mooncake.client.get import GetPipeline, Located, now
+from mooncake.client.put import PutPipeline, Trust
+from mooncake.client.scratch import Scratch
 from mooncake.errors import ErrorCode, TransferError
 from mooncake.rpc.messages import Found, Grant, PutOptions, PutStarted
 from mooncake.transfer.pieces import Pieces, pieces_of
-from mooncake.transfer.room import Room
 
 INVALID = int(ErrorCode.INVALID_PARAMS)
 
@@ -28,30 +25,10 @@ Fragments = list[tuple[int, int, int]]
 """(address, size, offset in the value) of each."""
 
 
-class _Staging:
-    """Memory of our own for the values of one start; freed with the last of them."""
-
-    def __init__(self, size: int) -> None:
-        self._fd = os.memfd_create("mooncake-session", os.MFD_CLOEXEC)
-        try:
-            os.ftruncate(self._fd, size)
-            self._mapping = mmap.mmap(self._fd, size)
-        except BaseException:
-            os.close(self._fd)
-            raise
-        self.address = int(np.frombuffer(self._mapping, np.uint8).ctypes.data)
-        self.room = Room(self.address, self._fd, size)
-
-    def __del__(self) -> None:
-        if hasattr(self, "room") and not sys.is_finalizing():
-            self.room.close()
-            os.close(self._fd)
-
-
 class _Started:
     """What the puts of one start have in common."""
 
-    def __init__(self, answer: PutStarted, options: PutOptions | None, staging: _Staging) -> None:
+    def __init__(self, answer: PutStarted, options: PutOptions | None, staging: Scratch) -> None:
         self.answer = PutStarted(answer.term, [], answer.scope)
         self.options = options
         self.staging = staging
@@ -93,7 +70,7 @@ class PutSessions:
         if not granted:
             return codes
         try:
-            started = _Started(answer, options, _Staging(sum(sizes[i] for i, _ in granted)))
+            started = _Started(answer, options, Scratch(sum(sizes[i] for i, _ in granted)))
         except (OSError, ValueError, OverflowError):
             self._puts.give_up([grant.seq for _, grant in granted])
             raise OSError(errno.ENOMEM, "no memory for what the sessions will be given") from None
@@ -191,7 +168,7 @@ class GetSessions:
     def read(self, keys: Sequence[str], all_fragments: Sequence[Fragments | None], trust: Trust) -> list[int]:
         """Copy fragments of values to addresses; bytes a key, or a code.  None: what was asked is impossible."""
         results = [INVALID] * len(keys)
-        by_reading: dict[_Reading, list[tuple[int, list[list[int]], tuple[int, int]]]] = {}
+        by_reading: dict[_Reading, list[tuple[int, Fragment]]] = {}
         for i, (key, fragments) in enumerate(zip(keys, all_fragments, strict=True)):
             reading, found = self._open.get(key, (None, None))
             if reading is None or found is None or fragments is None or not _lie_within(fragments, found.size):
@@ -202,16 +179,10 @@ class GetSessions:
             results[i] = sum(size for _, size, _ in fragments)
             for address, size, offset in fragments:
                 if size:
-                    places = [slice_place(place, offset, size) for place in found.places]
-                    by_reading.setdefault(reading, []).append((i, places, (address, size)))
+                    by_reading.setdefault(reading, []).append((i, Fragment(key, found, offset, address, size)))
         for reading, some in by_reading.items():
-            codes = self._gets.fetch(
-                [places for _, places, _ in some],
-                _by_index([room for _, _, room in some]),
-                reading.located,
-                trust,
-            )
-            for (i, _, _), code in zip(some, codes, strict=True):
+            codes = read_fragments(self._gets, [fragment for _, fragment in some], reading.located, trust)
+            for (i, _), code in zip(some, codes, strict=True):
                 results[i] = code or results[i]
         return results
 
@@ -239,12 +210,6 @@ def fragments_of(addresses: Sequence[int], sizes: Sequence[int], offsets: Sequen
 
 def _lie_within(fragments: Iterable[tuple[int, int, int]], size: int) -> bool:
     return all(offset + length <= size for _, length, offset in fragments)
-
-
-def _by_index(rooms: list[tuple[int, int]]) -> PiecesOf:
-    addresses = np.array([address for address, _ in rooms], np.int64)
-    lengths = np.array([size for _, size in rooms], np.int64)
-    return lambda values: Pieces(addresses[list(values)], lengths[list(values)])
 
 
 def _pieces(fragments: Fragments) -> Pieces:

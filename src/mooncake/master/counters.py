@@ -22,6 +22,7 @@ _EVENTS = (
     "master_put_start_alloc_failures_total", "master_put_start_partial_allocations_total",
     "master_put_start_discard_cnt", "master_put_start_release_cnt",
     "mooncake_offload_failed_total", "mooncake_offload_forced_total", "mooncake_offload_refused_total",
+    "mooncake_checksum_mismatches_total",
     "mooncake_drain_moved_total", "mooncake_drain_moved_bytes_total", "mooncake_drain_failed_total",
     "mooncake_disk_evicted_total", "file_cache_hit_nums_", "file_cache_hit_bytes_total",
     "master_promotion_admitted_total", "master_promotion_cancelled_total", "master_promotion_completed_bytes_total",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from mooncake.master.catalog import Catalog
 from mooncake.master.granting import Granting
-from mooncake.master.objects import HARD_PIN, Object
+from mooncake.master.objects import HARD_PIN, Object, with_checksum
 from mooncake.master.pool import Segment
 from mooncake.master.tombstones import Tombstones
 from mooncake.rpc.disk_messages import DiskRecord
@@ -78,6 +78,7 @@ class DiskRecovery:
         if existing is not None:
             self._catalog.forget(existing, now)
         obj = Object(key=body.key, size=body.size, seq=version, flags=HARD_PIN if body.hard_pin else 0)
+        obj = with_checksum(obj, body.checksum)
         obj.client = sys.intern(body.client)  # one text for all values of a client
         disks.attach(obj, segment, seq, version)
         self._catalog.insert(obj, body.group, 0.0, now)

@@ -95,6 +95,7 @@ COUNTERS: dict[str, str] = {
     "mooncake_drain_moved_total": "Drain jobs: values moved to other segments",
     "mooncake_drain_moved_bytes_total": "Drain jobs: bytes of those",
     "mooncake_drain_failed_total": "Drain jobs: values that could not leave their segment",
+    "mooncake_checksum_mismatches_total": "Replicas dropped since a reader found other bytes than their checksum says",
     "mooncake_offload_failed_total": "Disk tier: values that could not be written",
     "mooncake_offload_refused_total": "Disk tier: evictions from memory put off because too many values waited",
     "mooncake_offload_forced_total": "Disk tier: values evicted unwritten because too many waited",

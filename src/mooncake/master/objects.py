@@ -109,6 +109,27 @@ class Object(Unit, gc=False, eq=False):
         return self if self.group is None else self.group
 
 
+class SummedObject(Object, gc=False, eq=False):
+    """One whose writer gave a checksum; the others shall not pay for the field."""
+
+    checksum: int = 0
+
+
+def checksum_of(obj: Object) -> int:
+    """0: none."""
+    return obj.checksum if type(obj) is SummedObject else 0
+
+
+def with_checksum(obj: Object, checksum: int) -> Object:
+    """`obj`, which nothing refers to yet, with its checksum if that is not 0."""
+    if not checksum:
+        return obj
+    summed = SummedObject(checksum=checksum)
+    for name in Object.__struct_fields__:
+        setattr(summed, name, getattr(obj, name))
+    return summed
+
+
 def flat_slots(first: int, count: int) -> int:
     """What Object.slots holds for `count` slots from `first` on."""
     return first << SLOT_COUNT_BITS | count

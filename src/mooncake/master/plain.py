@@ -13,7 +13,7 @@ from mooncake.transfer.table import COMPLETE
 
 
 class Plain(NamedTuple):
-    """Column for column, one entry a record; `slots` as Object.slots."""
+    """Column for column, one entry a record; `slots` as Object.slots, `checksums` empty if no record has one."""
 
     client: str
     keys: list[str]
@@ -21,6 +21,7 @@ class Plain(NamedTuple):
     sizes: list[int]
     offsets: list[int]
     slots: list[int]
+    checksums: list[int]
 
     @property
     def sound(self) -> bool:
@@ -37,18 +38,21 @@ class Plain(NamedTuple):
         """Those of a range."""
         part = slice(begin, end)
         return Plain(
-            self.client, self.keys[part], self.seqs[part], self.sizes[part], self.offsets[part], self.slots[part]
-        )
+            self.client, self.keys[part], self.seqs[part], self.sizes[part], self.offsets[part], self.slots[part],
+            self.checksums[part],
+        )  # fmt: skip
 
     def of(self, which: list[bool]) -> Plain:
         """Those for which `which` is true."""
-        numbers = [list(compress(column, which)) for column in (self.seqs, self.sizes, self.offsets, self.slots)]
+        columns = (self.seqs, self.sizes, self.offsets, self.slots, self.checksums)
+        numbers = [list(compress(column, which)) for column in columns]
         return Plain(self.client, list(compress(self.keys, which)), *numbers)
 
     def record(self, i: int) -> Record:
         """One, as an Announce would have it."""
         first, count = self.slots[i] >> 8, self.slots[i] & 255
         body = Body(self.keys[i], self.sizes[i], [self.offsets[i], self.sizes[i]], client=self.client)
+        body.checksum = self.checksums[i] if self.checksums else 0
         return Record(list(range(first, first + count)), COMPLETE, 0, self.seqs[i], body)
 
 
@@ -60,4 +64,7 @@ def columns_of(message: AnnouncePlain) -> Plain:
         if len(raw) != 8 * count:
             raise StoreError(ErrorCode.INVALID_PARAMS, "columns of announced records differ in length")
         columns.append(array("Q", raw).tolist())
+    if len(message.checksums) not in (0, 8 * count):
+        raise StoreError(ErrorCode.INVALID_PARAMS, "columns of announced records differ in length")
+    columns.append(array("Q", message.checksums).tolist())
     return Plain(message.client, message.keys, *columns)

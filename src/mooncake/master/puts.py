@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from mooncake.master.membership import Client
-from mooncake.master.objects import Object
+from mooncake.master.objects import Object, with_checksum
 
 _REMEMBERED = 4096
 _EAGER_S = 0.1  # how long an eager put's PutEnd is waited for
@@ -63,6 +63,13 @@ class Puts:
                 else:
                     del eager[key]  # its writer is slow or dead: an open put like any other
         return met
+
+    def note_checksums(self, seqs: list[int], checksums: list[int], client: Client) -> None:
+        """What the values of these puts of `client`, which end now, are to be recognized by; 0: nothing."""
+        for seq, checksum in zip(seqs, checksums, strict=True):
+            put = self.by_seq.get(seq)
+            if put is not None and put.client is client:
+                put.obj = with_checksum(put.obj, checksum)
 
     def still_eager(self, put: Put, now: float) -> bool:
         """Whether `put`, an eager one, is open and its PutEnd still waited for."""

@@ -20,7 +20,7 @@ import msgspec
 
 from mooncake.master.catalog import Catalog
 from mooncake.master.granting import Granting
-from mooncake.master.objects import HARD_PIN, SLOT_COUNT_BITS, Object, OnDisk, PartAt, Replica, lay
+from mooncake.master.objects import HARD_PIN, SLOT_COUNT_BITS, Object, OnDisk, PartAt, Replica, lay, with_checksum
 from mooncake.master.plain import Plain
 from mooncake.master.pool import Pool, Segment
 from mooncake.master.tombstones import Tombstones
@@ -134,6 +134,8 @@ class Recovery:
                 records.keys, records.sizes, records.seqs, records.offsets, records.slots, strict=True
             )
         ]
+        if records.checksums:
+            objects = list(map(with_checksum, objects, records.checksums))
         for i in self._catalog.insert_plain(objects, now):
             self._believe(segment, records.record(i), now)
 
@@ -205,6 +207,7 @@ class Recovery:
         if existing is not None:
             self._catalog.forget(existing, now)
         obj = Object(key=body.key, size=body.size, seq=seq, flags=HARD_PIN if body.hard_pin else 0)
+        obj = with_checksum(obj, body.checksum)
         obj.client = self._clients.setdefault(body.client, body.client)
         lay(obj, (replica,))
         _link(obj, part, body)

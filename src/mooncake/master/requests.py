@@ -11,10 +11,12 @@ from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
 from mooncake.errors import ErrorCode, StoreError
+from mooncake.master.damage import drop_damaged
 from mooncake.master.granting import Wish
 from mooncake.master.handlers import Reply, handles, in_steps
 from mooncake.rpc import messages as m
 from mooncake.rpc.message import Message
+from mooncake.rpc.record_messages import Damaged
 
 if TYPE_CHECKING:
     from mooncake.master.service import Session
@@ -140,6 +142,20 @@ def _queried(session: Session, found: list[int | m.Found]) -> Message:
     return m.GetReply(0, service.config.lease_ms, found, service.directory.term)
 
 
+@handles(Damaged)
+def _damaged(session: Session, request: Damaged) -> Reply:
+    if not len(request.keys) == len(request.checksums) == len(request.places):
+        raise StoreError(ErrorCode.INVALID_PARAMS, "keys, checksums and places differ in length")
+    if len(request.keys) > _END_AT_ONCE:
+        raise StoreError(ErrorCode.INVALID_PARAMS, f"{len(request.keys)} damaged replicas in one report")
+    directory = session.service.directory
+    dropped = drop_damaged(
+        directory.catalog, session.service.counters, request.keys, request.checksums, request.places, directory.clock()
+    )
+    session.service.work()
+    return m.Codes([0 if gone else int(ErrorCode.REPLICA_NOT_FOUND) for gone in dropped])
+
+
 # ---------------------------------------------------------------- writing
 
 
@@ -221,9 +237,11 @@ def _started(session: Session, answers: list[int | m.Grant]) -> Message:
 def _put_end(session: Session, request: m.PutEnd) -> Reply:
     if len(request.lost) % 2:
         raise StoreError(ErrorCode.INVALID_PARAMS, "lost replicas come as pairs")
+    if request.checksums and len(request.checksums) != len(request.done):
+        raise StoreError(ErrorCode.INVALID_PARAMS, f"{len(request.done)} puts but {len(request.checksums)} checksums")
     if len(request.done) + len(request.failed) > _END_AT_ONCE:
         return _put_end_many(session, request)
-    codes = _end(session, request.done, request.lost) + _revoke(session, request.failed)
+    codes = _end(session, request.done, request.lost, request.checksums) + _revoke(session, request.failed)
     _count_ends(session, codes, len(request.done))
     return m.Codes(codes)
 
@@ -232,7 +250,7 @@ async def _put_end_many(session: Session, request: m.PutEnd) -> Message:
     done, failed = request.done, request.failed
     codes = [0] * (len(done) + len(failed))
     for some in from_the_end(len(done), _END_AT_ONCE):
-        codes[some] = _end(session, done[some], request.lost)
+        codes[some] = _end(session, done[some], request.lost, request.checksums[some])
         await asyncio.sleep(0)
     for some in from_the_end(len(failed), _END_AT_ONCE):
         codes[len(done) + some.start : len(done) + some.stop] = _revoke(session, failed[some])
@@ -241,11 +259,13 @@ async def _put_end_many(session: Session, request: m.PutEnd) -> Message:
     return m.Codes(codes)
 
 
-def _end(session: Session, seqs: list[int], lost: list[int]) -> list[int]:
+def _end(session: Session, seqs: list[int], lost: list[int], checksums: list[int]) -> list[int]:
     if not seqs:
         return []
     assert session.client is not None
     directory = session.service.directory
+    if checksums:
+        directory.puts.note_checksums(seqs, checksums, session.client)
     return directory.end_puts(seqs, directory.lost_replicas(lost), session.client, directory.clock())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from mooncake.master.objects import Object, is_mounted, on_disk, place, replicas
+from mooncake.master.objects import Object, checksum_of, is_mounted, on_disk, place, replicas
 from mooncake.rpc.messages import Found
 
 if TYPE_CHECKING:
@@ -105,4 +105,4 @@ def found_at(obj: Object, *, with_states: bool) -> Found | None:
         places.append([-disk.segment.number, disk.seq, obj.size])
     if not places:
         return None
-    return Found(obj.size, places, [COMPLETE] * len(places) if with_states else [])
+    return Found(obj.size, places, [COMPLETE] * len(places) if with_states else [], checksum_of(obj))

@@ -48,8 +48,10 @@ class WriteRecord(Message):
 
 
 class Write(Message):
-    """The bytes of all records' extents, in order, follow this message.  Reply Codes: one a record."""
+    """The bytes of all records' extents, in order, follow this message; after them, if `summed`, the checksum of each
+    record's value (u64, little endian).  Reply Codes: one a record."""
 
     segment: int
     term: int
     records: list[WriteRecord]
+    summed: bool = False

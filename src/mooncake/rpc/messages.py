@@ -6,8 +6,8 @@ by a random 63-bit integer that its server chose, valid under every master.  A *
 [segment, offset, length, segment, offset, length, ...] that says where the bytes of one replica lie, in order; the
 place of a replica on disk is [-segment, number, length]: the server of that segment has it, by that sequence number.
 
-    client → master      Hello, Exist, Prefix, GetStart, LeaseReturn, Query, PutStart, PutEnd, Remove, RemoveRegex,
-                         RemoveAll, SegmentQuery, Ping, CopyTask, MoveTask, QueryTask, ReplicaClear
+    client → master      Hello, Exist, Prefix, GetStart, LeaseReturn, Damaged, Query, PutStart, PutEnd, Remove,
+                         RemoveRegex, RemoveAll, SegmentQuery, Ping, CopyTask, MoveTask, QueryTask, ReplicaClear
     segment → master     Hello, Mount, Announce, AnnouncePlain, Heartbeat, Retire, Unmount, Killed, CopyEnded,
                          Draining, DiskMount, DiskAnnounce, DiskReport, DiskUnmount
     master → segment     Kill, CopyPart, DiskOrders, Draining
@@ -15,7 +15,7 @@ place of a replica on disk is [-segment, number, length]: the server of that seg
     client → segment     Attach (unix socket, answered with descriptors), Read, Write, Stage, Unstage (tcp)
     segment → segment    Read, Standing, Write (tcp)
     store → mooncake_client  Introduce
-    engine → its own segment server  Serve, Stop, LeaveDisk, FiguresQuery
+    engine → its own segment server  Serve, TakeOver, Stop, LeaveDisk, FiguresQuery
     engine → engine      Hello, Ping, EngineOpen, EngineRead, EngineWrite, EngineNotify, EngineExports
 
 Life of a put: PutStart → the writer writes each part's table record as WRITING, checks that the segment's term is
@@ -35,7 +35,6 @@ from mooncake.rpc.disk_messages import (
     DiskMounted,
     DiskOrders,
     DiskReport,
-    DiskSettings,
     Stage,
     Staged,
     Unstage,
@@ -50,8 +49,19 @@ from mooncake.rpc.engine_messages import (
     EngineWrite,
 )
 from mooncake.rpc.message import Message
-from mooncake.rpc.record_messages import Body, Part
-from mooncake.rpc.segment_messages import DiskUnmount, Draining, Figures, FiguresQuery, LeaveDisk, Retire
+from mooncake.rpc.record_messages import Body, Damaged, Part
+from mooncake.rpc.segment_messages import (
+    DiskUnmount,
+    Draining,
+    Figures,
+    FiguresQuery,
+    LeaveDisk,
+    LingerQuery,
+    Lingers,
+    Retire,
+    TakeOver,
+)
+from mooncake.rpc.serving_messages import Serve, Stop
 from mooncake.rpc.task_messages import (
     Cleared,
     CopyEnded,
@@ -174,11 +184,13 @@ class GetStart(Message):
 
 
 class Found(Message):
-    """One key's whole replicas.  `states` is only filled by Query: a ReplicaStatus for each place."""
+    """One key's whole replicas.  `states` is only filled by Query: a ReplicaStatus for each place.  `checksum`: of the
+    value, 0 if its writer gave none."""
 
     size: int
     places: list[list[int]]
     states: list[int] = []
+    checksum: int = 0
 
 
 class GetReply(Message):
@@ -259,11 +271,13 @@ class PutStarted(Message):
 
 class PutEnd(Message):
     """`done`: whole with all replicas; `failed`: forget them; `lost`: [seq, replica, ...] that did not
-    become whole though another replica of that put did (its seq is in `done`).  Reply Codes: done, then failed."""
+    become whole though another replica of that put did (its seq is in `done`).  `checksums`: of each of `done`, 0 if it
+    has none; or empty.  Reply Codes: done, then failed."""
 
     done: list[int]
     failed: list[int] = []
     lost: list[int] = []
+    checksums: list[int] = []
 
 
 # ---------------------------------------------------------------- removing
@@ -354,7 +368,8 @@ class Announce(Message):
 class AnnouncePlain(Message):
     """Further records, before the last Announce, in columns, since there may be millions: COMPLETE, of whole values in
     one extent each and slots in a row, written by `client`, and for the rest as the defaults of Body are.  A column has
-    a u64 a record, little endian; `slots` is the first slot << 8 | their number.  Reply Codes."""
+    a u64 a record, little endian; `slots` is the first slot << 8 | their number; `checksums` is empty if none has one.
+    Reply Codes."""
 
     segment: int
     client: str
@@ -363,6 +378,7 @@ class AnnouncePlain(Message):
     sizes: bytes
     offsets: bytes
     slots: bytes
+    checksums: bytes = b""
 
 
 class Heartbeat(Message):
@@ -396,56 +412,11 @@ class Killed(Message):
 # ---------------------------------------------------------------- engine process → its private segment server
 
 
-FILE_MARK = 256  # bytes at the end of a segment in a file that show whether it was cut short
-
-
-class Serve(Message):
-    """First message on the private socket: what to serve.  Ports: where to look for a free one for tcp.
-    `metadata`: the metadata service at which the segment is published, "" none; `endpoint` as in SegmentInfo;
-    `disk`: its SSD tier, if it has one.
-    `path`: the file, from `start` on, that the segment is to lie in, "" for memory.
-    Answered with Serving and the descriptors of memory and table, or a Failure."""
-
-    segment: int
-    name: str
-    size: int
-    listen: str  # address to listen on
-    announce: str  # host that others reach it by
-    min_port: int
-    max_port: int
-    master: str
-    client: str
-    host: str
-    protocol: str
-    socket_dir: str  # "" for an abstract unix socket
-    metadata: str = ""
-    endpoint: str = ""
-    disk: DiskSettings | None = None
-    path: str = ""
-    start: int = 0
-
-    @property
-    def capacity(self) -> int:
-        """Bytes that take values."""
-        return self.size - FILE_MARK if self.path else self.size
-
-    @property
-    def memory(self) -> int:
-        """Bytes that clients use: the segment, and behind it what values from disk wait in."""
-        return self.capacity if self.disk is None else -(-self.size // 4096) * 4096 + self.disk.staging
-
-
 class Serving(Message):
     """`writer` names the engine's own process in WRITING records."""
 
     info: SegmentInfo
     writer: int
-
-
-class Stop(Message):
-    """Unmount and end, in `grace_ms`; until then nothing new comes in.  Reply Codes([0]) once the master knows."""
-
-    grace_ms: int = 0
 
 
 KINDS: dict[type[Message], int] = {
@@ -467,6 +438,7 @@ KINDS: dict[type[Message], int] = {
             Retire, DiskUnmount, LeaveDisk, FiguresQuery, Figures,
             AnnouncePlain,
             Standing, Draining,
+            Damaged, TakeOver, LingerQuery, Lingers,
         ),
         start=1,
     )
@@ -474,10 +446,10 @@ KINDS: dict[type[Message], int] = {
 REPLY_OF: dict[type[Message], type[Message]] = {
     Hello: Welcome, Prove: Welcome, Ping: Codes,
     Exist: ExistReply, Prefix: PrefixReply, GetStart: GetReply, Query: GetReply,
-    PutStart: PutStarted, PutEnd: Codes, Remove: Codes, RemoveRegex: Count, RemoveAll: Count,
+    PutStart: PutStarted, PutEnd: Codes, Damaged: Codes, Remove: Codes, RemoveRegex: Count, RemoveAll: Count,
     SegmentQuery: SegmentList, Mount: Mounted, Announce: Codes, Heartbeat: Codes, Unmount: Codes,
     Attach: Attached, Read: Codes, Standing: Codes, Write: Codes, Serve: Serving, Stop: Codes,
-    Retire: Codes, DiskUnmount: Codes, LeaveDisk: Codes, FiguresQuery: Figures,
+    TakeOver: Serving, LingerQuery: Lingers, Retire: Codes, DiskUnmount: Codes, LeaveDisk: Codes, FiguresQuery: Figures,
     AnnouncePlain: Codes, DiskMount: DiskMounted, DiskAnnounce: Codes, DiskReport: Codes, Stage: Staged,
     EngineOpen: EngineOpened, EngineRead: Codes, EngineWrite: Codes, EngineNotify: Codes,
     EngineExports: EngineExported, Introduce: Introduction,

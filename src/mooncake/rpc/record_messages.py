@@ -29,3 +29,13 @@ class Body(Message):
     private: bool = False  # key and group start with their tenant's scope (see master.tenants)
     version: int = 0  # the value's sequence number if the record is a later copy with one of its own
     from_disk: int = 0  # number of the copy on disk that this one was promoted from
+    checksum: int = 0  # of the whole value (see transfer.checksums), 0: none
+
+
+class Damaged(Message):
+    """Client → master: what was read of these keys' replicas, at `places`, was not what `checksums` say.  They are
+    dropped.  Reply Codes."""
+
+    keys: list[str]
+    checksums: list[int]
+    places: list[list[int]]

@@ -35,6 +35,28 @@ class LeaveDisk(Message):
     before is still read for them.  Reply Codes([0]) once the master knows."""
 
 
+class TakeOver(Message):
+    """Engine → a segment server of its host that has lost its own; the engine's pidfd and standard error come with it.
+    `identity`: all settings that must be the same; `linger_ms`: how long to stay when this engine has gone too.  Reply
+    Serving, with the descriptors of memory and table; from then on the connection is as a child's."""
+
+    identity: str
+    linger_ms: int
+
+
+class LingerQuery(Message):
+    """Whose were you, and how long will you stay?"""
+
+
+class Lingers(Message):
+    """`size` in bytes."""
+
+    name: str
+    size: int
+    left_ms: int
+    pid: int
+
+
 class Family(Message):
     """A metric of the Prometheus text format: `kind` counter, gauge or histogram; `samples`: (suffix of the name,
     labels as text, value)."""

@@ -6,6 +6,7 @@ import os
 import select
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn, cast
 
 import msgspec
@@ -67,6 +68,7 @@ class MasterLink(threading.Thread):
         self.hello = Hello(PROTOCOL, __version__, "segment", info.client, info.host)
         self._copies = Copies(owner.memory, self.hello)
         self._stopping = threading.Event()
+        self._renamed = threading.Event()
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
@@ -76,6 +78,7 @@ class MasterLink(threading.Thread):
         self.mounted = False
         self.refused = ""  # why the first mount failed
         self.mounts = 0
+        self.forgotten: Callable[[], None] = lambda: None  # called when the master no longer knows the segment
         self._standing: list[Message] = []  # what every master is to be told
         self._draining: Draining | None = None  # what the next master is to be told of it
         self._told: dict[int, threading.Event] = {}  # set when one has answered, by kind of message
@@ -119,6 +122,13 @@ class MasterLink(threading.Thread):
         self.wake()
         told.wait(TELL_LIMIT)
 
+    def rename(self, client: str) -> None:
+        """Be another client to the master, on a new connection: one that is gone shall be seen to be gone."""
+        self._info.client = client
+        self.hello = msgspec.structs.replace(self.hello, client=client)
+        self._renamed.set()
+        self.wake()
+
     def stop(self) -> None:
         """Unmount (within a second) and end the thread."""
         self._stopping.set()
@@ -152,7 +162,7 @@ class MasterLink(threading.Thread):
         raise StoreError(ErrorCode.INVALID_VERSION, f"a master of term {served} was served already")
 
     def _serve(self, connection: Connection) -> None:
-        """Until the connection breaks or we stop."""
+        """Until the connection breaks, we stop, or are to be another client."""
         self._tier_mounted = False
         if self._draining is not None:
             _send(connection, self._draining)
@@ -164,6 +174,9 @@ class MasterLink(threading.Thread):
         heard = time.monotonic()
         beat_at = heard + HEARTBEAT
         while not self._stopping.is_set():
+            if self._renamed.is_set():
+                self._renamed.clear()
+                return
             now = time.monotonic()
             if now >= beat_at:
                 if not self._owner.memory.is_whole:
@@ -244,6 +257,7 @@ class MasterLink(threading.Thread):
             failure = cast(Failure, DECODERS[KINDS[Failure]].decode(got.body))
             raise StoreError(ErrorCode(failure.code), failure.text)
         if any(cast(Codes, DECODERS[KINDS[Codes]].decode(got.body)).codes):
+            self.forgotten()
             raise StoreError(ErrorCode.SEGMENT_NOT_FOUND, "it no longer knows this segment")
         if got.kind == KINDS[DiskReport] and self.tier is not None:
             self.tier.acknowledged()

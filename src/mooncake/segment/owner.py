@@ -139,11 +139,11 @@ class Owner:
 class _Columns:
     """Of an AnnouncePlain."""
 
-    __slots__ = ("keys", "offsets", "seqs", "sizes", "slots")
+    __slots__ = ("checksums", "keys", "offsets", "seqs", "sizes", "slots")
 
     def __init__(self) -> None:
         self.keys: list[str] = []
-        self.seqs, self.sizes, self.offsets, self.slots = (array("Q") for _ in range(4))
+        self.seqs, self.sizes, self.offsets, self.slots, self.checksums = (array("Q") for _ in range(5))
 
     def add(self, view: table.SlotView) -> None:
         body, slots = view.body, view.slots
@@ -152,10 +152,15 @@ class _Columns:
         self.sizes.append(body.size)
         self.offsets.append(body.extents[0])
         self.slots.append(slots[0] << 8 | len(slots))
+        self.checksums.append(body.checksum)
 
     def message(self, segment: int, client: str) -> AnnouncePlain:
-        columns = (column.tobytes() for column in (self.seqs, self.sizes, self.offsets, self.slots))
-        return AnnouncePlain(segment, client, self.keys, *columns)
+        seqs, sizes, offsets, slots, checksums = (
+            column.tobytes() for column in (self.seqs, self.sizes, self.offsets, self.slots, self.checksums)
+        )
+        if not any(self.checksums):
+            checksums = b""
+        return AnnouncePlain(segment, client, self.keys, seqs, sizes, offsets, slots, checksums)
 
 
 def _is_plain(view: table.SlotView) -> bool:
@@ -168,5 +173,5 @@ def _is_plain(view: table.SlotView) -> bool:
         and extents[1] == body.size
         and slots[-1] - slots[0] == len(slots) - 1 < 255
         and extents[0] >= 0 < body.size
-        and body == Body(body.key, body.size, extents, client=body.client)
+        and body == Body(body.key, body.size, extents, client=body.client, checksum=body.checksum)
     )

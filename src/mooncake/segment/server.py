@@ -7,6 +7,7 @@ resident ahead of use.  It imports neither numpy nor the command-line libraries,
 import contextlib
 import logging
 import os
+import secrets
 import selectors
 import socket
 import stat
@@ -21,8 +22,9 @@ from mooncake.rpc import frame
 from mooncake.rpc.data_messages import Attach, Attached
 from mooncake.rpc.descriptors import allow_many
 from mooncake.rpc.handshake import Guard
-from mooncake.rpc.messages import DECODERS, PROTOCOL, Failure, SegmentInfo, Serve, Welcome, encode
+from mooncake.rpc.messages import DECODERS, PROTOCOL, Failure, SegmentInfo, Welcome, encode
 from mooncake.rpc.segment_messages import DiskUnmount, Family, Retire
+from mooncake.rpc.serving_messages import Serve
 from mooncake.security.secret import read_secret
 from mooncake.segment.figures import segment_families
 from mooncake.segment.link import MasterLink
@@ -46,14 +48,14 @@ _MAX_ATTACHED = 4096
 
 
 class SegmentServer:
-    """Serves one segment.  `start` mounts it; `run` returns when `stop` was asked for or the engine is gone."""
+    """Serves one segment.  `start` mounts it; `run` returns when `stop` was asked for."""
 
-    def __init__(self, config: Serve, engine_pidfd: int = -1) -> None:
+    def __init__(self, config: Serve) -> None:
         allow_many()
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe()
         self._running = True
-        self._retired_at: float | None = None
+        self._ends_at: float | None = None
         self._writers = Writers()
         self._memory = (
             FileMemory.open(config.segment, config.path, config.start, config.capacity)
@@ -66,10 +68,6 @@ class SegmentServer:
         self._attached = 0
         self._reserved = 0
         self._secret = read_secret()
-        self.engine_writer = 0
-        if engine_pidfd >= 0:
-            self.engine_writer = self._writers.add_pidfd(engine_pidfd).number
-            self.watch(engine_pidfd, self.stop)
         self.watch(self._wake_read, lambda: None)
         listener = listen_tcp(config.listen, config.min_port, config.max_port)
         self._unix, name = _listen_unix(config.socket_dir, config.segment)
@@ -138,11 +136,45 @@ class SegmentServer:
 
     def run(self) -> None:
         while self._running:
-            left = None if self._retired_at is None else max(0.0, self._retired_at - time.monotonic())
+            left = None if self._ends_at is None else max(0.0, self._ends_at - time.monotonic())
             for key, _ in self._selector.select(left):
                 key.data()
-            if self._retired_at is not None and time.monotonic() >= self._retired_at:
+            if self._ends_at is not None and time.monotonic() >= self._ends_at:
                 return
+
+    def serve_engine(self, pidfd: int, gone: Callable[[], None]) -> int:
+        """The engine behind `pidfd` writes here too; `gone` is called at its end.  Its number as a writer.
+
+        Raises OSError for what is no pidfd; it is closed then."""
+        writer = self._writers.add_pidfd(pidfd)
+
+        def ended() -> None:
+            self.unwatch(pidfd)
+            self._writers.remove(writer)
+            gone()
+
+        try:
+            self.watch(pidfd, ended)
+        except OSError:
+            self._writers.remove(writer)
+            raise
+        return writer.number
+
+    def when_forgotten(self, action: Callable[[], None]) -> None:
+        """Have `action` called, by another thread, when the master says that it does not know the segment any more."""
+        self._link.forgotten = action
+
+    def leave_client(self) -> None:
+        """The engine whose client we were is gone: its puts and leases shall not count as those of somebody alive."""
+        self._link.rename(f"{secrets.randbits(64)}-{secrets.randbits(64)}")
+
+    def end_in(self, seconds: float) -> None:
+        """Make `run` return then."""
+        self._ends_at = time.monotonic() + seconds
+
+    def stay(self) -> None:
+        """Undo `end_in`."""
+        self._ends_at = None
 
     def stop(self) -> None:
         """Make `run` return; callable from a signal handler."""
@@ -152,7 +184,7 @@ class SegmentServer:
 
     def retire(self, grace: float) -> None:
         """Make `run` return after `grace` seconds; the master places nothing here any more."""
-        self._retired_at = time.monotonic() + grace
+        self.end_in(grace)
         self._link.tell(Retire(self.info.segment))
 
     def unmount(self) -> None:

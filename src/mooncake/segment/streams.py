@@ -9,6 +9,7 @@ import socket
 import struct
 import threading
 import time
+from array import array
 from typing import TYPE_CHECKING
 
 from mooncake.errors import ErrorCode
@@ -180,17 +181,30 @@ class Streams(threading.Thread):
                         memory.receive(stream, extents[at], extents[at + 1])
                     else:
                         _discard(stream, extents[at + 1])
-                if allowed:
+                if allowed and not message.summed:
                     records.set_state(slot, table.COMPLETE)
                 codes.append(0 if allowed else int(ErrorCode.INVALID_WRITE))
                 done += 1
+            if message.summed:
+                self._complete(stream, writer, message, codes)
         except (OSError, EOFError, ValueError, struct.error):
-            for record in message.records[done : done + 1]:
+            for record in message.records[0 if message.summed else done : done + 1]:
                 records.abandon(record.slots[0], record.seq)
             raise
         taken = sum(sum(record.body.extents[1::2]) for record in message.records)
         self.traffic.written(taken, time.monotonic() - started, sum(map(bool, codes)))
         _reply(stream, request_id, message, Codes(codes))
+
+    def _complete(self, stream: socket.socket, writer: Writer, message: Write, codes: list[int]) -> None:
+        """The bytes are in; now come the checksums, without which the records are not whole."""
+        records = self._owner.memory.table
+        checksums = array("Q", bytes(8 * len(codes)))
+        receive(stream, memoryview(checksums).cast("B"))
+        for record, code, checksum in zip(message.records, codes, checksums, strict=True):
+            if not code:
+                record.body.checksum = checksum
+                records.begin(record.slots, record.seq, message.term, writer.number, record.body)
+                records.set_state(record.slots[0], table.COMPLETE)
 
 
 def _check_ranges(ranges: list[int], size: int) -> None:

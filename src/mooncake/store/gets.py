@@ -187,7 +187,8 @@ class Gets(Member):
             client.gets.finish(located)
             return []
         vectors = pieces_by_value([[address] for _, _, _, address in held], [[found.size] for _, found, _, _ in held])
-        codes = finish(_fetch(client, located, [found for _, found, _, _ in held], vectors, checked=True))
+        names, founds = [keys[i] for i, *_ in held], [found for _, found, _, _ in held]
+        codes = finish(_fetch(client, located, names, founds, vectors, checked=True))
         return [(i, result) for (i, _, result, _), code in zip(held, codes, strict=True) if not code]
 
 
@@ -223,7 +224,8 @@ def get_steps(
     if not founds:
         client.gets.finish(located)
         return results
-    codes = yield from _fetch(client, located, founds, pieces, checked=False)
+    names = keys if len(chosen) == len(keys) else [keys[i] for i in chosen]
+    codes = yield from _fetch(client, located, names, founds, pieces, checked=False)
     for i, found, code in zip(chosen, founds, codes, strict=True):
         results[i] = code or found.size
     return results
@@ -237,6 +239,7 @@ def _new_handle(size: int) -> tuple[BufferHandle, int]:
 def _fetch(
     client: "StoreClient",
     located: "Located",
+    keys: Sequence[str],
     founds: "list[Found]",
     vectors: "PiecesOf",
     checked: bool,
@@ -249,6 +252,7 @@ def _fetch(
                 vectors,
                 located,
                 trust_of(client, checked, write=True),
+                client.gets.checks_of(keys, founds),
             )
         )
     finally:

@@ -50,7 +50,8 @@ class Member:
         return 0
 
     def close(self) -> int:
-        """Leave the pool; the values in our own segment disappear at once.  0, also the second time."""
+        """Leave the pool; values in our own segment disappear at once, unless it lingers (docs/warm_pool.md).  0, also
+        the second time."""
         with self._lock:
             self._leave()
         return 0

@@ -3,11 +3,9 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from mooncake.client.get import slice_place
+from mooncake.client.fragments import Fragment, read_fragments
 from mooncake.errors import ErrorCode, StoreError
-from mooncake.transfer.pieces import Pieces
+from mooncake.transfer.pieces import pieces_of
 
 if TYPE_CHECKING:
     from mooncake.client.client import StoreClient
@@ -35,34 +33,26 @@ def get_ranges(
     except StoreError as error:
         return [[[int(error.code)] * len(sizes) for sizes in by_key] for by_key in all_sizes]
     found_by_key = dict(zip(wanted, located.found, strict=True))
-    places, targets, where = [], [], []
+    fragments, where = [], []
     for b, (base, keys) in enumerate(zip(buffer_ptrs, all_keys, strict=True)):
         if not len(keys) == len(all_dst_offsets[b]) == len(all_src_offsets[b]) == len(all_sizes[b]):
             continue
         for k, key in enumerate(keys):
             found = found_by_key[key]
-            fragments = zip(all_dst_offsets[b][k], all_src_offsets[b][k], all_sizes[b][k], strict=False)
-            for f, (to, at, size) in enumerate(fragments):
+            asked = zip(all_dst_offsets[b][k], all_src_offsets[b][k], all_sizes[b][k], strict=False)
+            for f, (to, at, size) in enumerate(asked):
                 if isinstance(found, int):
                     results[b][k][f] = found
                 elif size > 0 and at >= 0 and to >= 0 and at + size <= found.size:
-                    places.append([slice_place(place, at, size) for place in found.places])
-                    targets.append((base + to, size))
+                    fragments.append(Fragment(key, found, at, base + to, size))
                     where.append((b, k, f))
-    addresses = np.array([address for address, _ in targets], np.int64)
-    lengths = np.array([size for _, size in targets], np.int64)
-    if not targets or not client.contains(Pieces(addresses, lengths)):
+    if not fragments or not client.contains(pieces_of([f.address for f in fragments], [f.size for f in fragments])):
         client.gets.finish(located)
         return results
     try:
-        codes = client.gets.fetch(
-            places,
-            lambda values: Pieces(addresses[list(values)], lengths[list(values)]),
-            located,
-            lambda pieces: client.covers(pieces, True),
-        )
+        codes = read_fragments(client.gets, fragments, located, lambda pieces: client.covers(pieces, True))
     finally:
         client.gets.finish(located)
-    for (b, k, f), code, (_, size) in zip(where, codes, targets, strict=True):
-        results[b][k][f] = code or size
+    for (b, k, f), code, fragment in zip(where, codes, fragments, strict=True):
+        results[b][k][f] = code or fragment.size
     return results

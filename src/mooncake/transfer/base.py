@@ -5,6 +5,7 @@ from collections.abc import Generator
 from typing import NamedTuple
 
 from mooncake.rpc.data_messages import WriteRecord
+from mooncake.transfer.checksums import Sums
 from mooncake.transfer.pieces import Pieces
 
 
@@ -22,22 +23,23 @@ class Transport(ABC):
 
     @abstractmethod
     def put_steps(
-        self, term: int, records: list[WriteRecord], pieces: Pieces, trusted: bool, final: bool
+        self, term: int, records: list[WriteRecord], pieces: Pieces, trusted: bool, final: bool, summed: bool
     ) -> Generator[None, None, list[int]]:
         """Write `records` of master `term` and their bytes; `pieces` cover the records' extents in order.
 
         A code a record: 0 whole and marked so; INVALID_WRITE if its grant no longer stands.  Raises TransferError
         if nothing can be said of any of them.  `trusted`: the memory is registered, so its addresses are valid.
         `final`: where the memory is mapped here, 0 shall mean that the master that granted it, or whoever follows it,
-        will find it so.
+        will find it so.  `summed`: some records' checksums are PENDING; they are found out on the way, and filled in.
         """
 
     @abstractmethod
     def get_steps(
-        self, ranges: list[int], pieces: Pieces, trusted: bool, leased: Leased | None
+        self, ranges: list[int], pieces: Pieces, trusted: bool, leased: Leased | None, sums: Sums | None
     ) -> Generator[None, None, None]:
-        """Read `ranges` (flat: offset, length, ...) of the segment into `pieces`, in order.  `leased` None: its server
-        has lent them.  Raises TransferError, StoreError (LEASE_EXPIRED) if the lease does not count any more."""
+        """Read `ranges` (flat: offset, length, ...) of the segment into `pieces`, in order; `sums` are taken of them.
+        `leased` None: its server has lent them.  Raises TransferError, StoreError (LEASE_EXPIRED) if the lease does not
+        count any more."""
 
     @abstractmethod
     def close(self) -> None:

@@ -18,7 +18,7 @@ import struct
 import time
 
 from mooncake.errors import ConfigError
-from mooncake.rpc.messages import FILE_MARK
+from mooncake.rpc.serving_messages import FILE_MARK
 from mooncake.transfer.memory import SegmentMemory, new_table
 from mooncake.transfer.stream import receive, send
 

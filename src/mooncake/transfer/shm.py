@@ -6,7 +6,7 @@ Of a segment in a user's file only the table is mapped; its bytes are read and w
 import contextlib
 import ctypes
 import socket
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 
 import msgspec
 
@@ -19,11 +19,13 @@ from mooncake.rpc.sockets import set_time_limit
 from mooncake.security.secret import read_secret
 from mooncake.transfer import table
 from mooncake.transfer.base import Leased, Transport, merge
+from mooncake.transfer.checksums import PENDING, Sums, checksum
 from mooncake.transfer.file_memory import open_memory
 from mooncake.transfer.file_room import FileRoom
 from mooncake.transfer.memory import SegmentMemory
 from mooncake.transfer.pieces import Pieces, pieces_of
 from mooncake.transfer.room import Room
+from mooncake.transfer.staging import sum_pieces
 from mooncake.version import __version__
 
 ATTACH_LIMIT = 1.0  # seconds
@@ -44,7 +46,7 @@ class ShmTransport(Transport):
         )
 
     def put_steps(
-        self, term: int, records: list[WriteRecord], pieces: Pieces, trusted: bool, final: bool
+        self, term: int, records: list[WriteRecord], pieces: Pieces, trusted: bool, final: bool, summed: bool
     ) -> Generator[None, None, list[int]]:
         records_table = self.memory.table
         for record in records:
@@ -65,6 +67,8 @@ class ShmTransport(Transport):
                         at += length
                 if filling.go_on:
                     yield
+            if summed:
+                self._sum(term, records, codes, pieces, trusted)
         except BaseException:
             for record in records:
                 records_table.abandon(record.slots[0], record.seq)
@@ -78,6 +82,25 @@ class ShmTransport(Transport):
             table.fence()
             codes = [code or standing for code, standing in zip(codes, self._standing(term, records), strict=True)]
         return codes
+
+    def _sum(self, term: int, records: list[WriteRecord], codes: list[int], pieces: Pieces, trusted: bool) -> None:
+        """Find the checksums that are PENDING, and write those records again, in as many bytes: whoever reads one
+        meanwhile sees a record as before."""
+        at = 0
+        for record, code in zip(records, codes, strict=True):
+            body = record.body
+            length = sum(body.extents[1::2])
+            if body.checksum == PENDING and not code:
+                if self._address:
+                    body.checksum = checksum(
+                        self.memory.data[offset : offset + n] for offset, n in _pairs(body.extents)
+                    )
+                else:
+                    sums = Sums([length])
+                    sum_pieces(pieces.part(at, length), trusted, sums)
+                    body.checksum = sums.found[0]
+                self.memory.table.begin(record.slots, record.seq, term, self._writer, body)
+            at += length
 
     def _standing(self, term: int, records: list[WriteRecord]) -> list[int]:
         """A code for each: 0 if its grant still stands."""
@@ -105,6 +128,8 @@ class ShmTransport(Transport):
                 ctypes.memmove(self._address + offset, address, length)
             else:
                 self._room.fill([offset, length], pieces_of([address], [length]), trusted)
+            if record.body.checksum == PENDING:
+                self._sum(term, [record], [0], pieces_of([address], [length]), trusted)
         except BaseException:
             records.abandon(slot, record.seq)
             raise
@@ -122,7 +147,7 @@ class ShmTransport(Transport):
             self._room.empty([offset, length], pieces_of([address], [length]), trusted)
 
     def get_steps(
-        self, ranges: list[int], pieces: Pieces, trusted: bool, leased: Leased | None
+        self, ranges: list[int], pieces: Pieces, trusted: bool, leased: Leased | None, sums: Sums | None
     ) -> Generator[None, None, None]:
         if leased is not None and not self.memory.table.honours(*leased):
             raise StoreError(ErrorCode.LEASE_EXPIRED)
@@ -130,12 +155,19 @@ class ShmTransport(Transport):
             emptying.add(merge(ranges), pieces, trusted)
             if emptying.go_on:
                 yield
+        if sums is not None:
+            sum_pieces(pieces, trusted, sums)
 
     def close(self) -> None:
         if self.link is not None:
             self.link.close()
         self._room.close()
         self.memory.close()
+
+
+def _pairs(extents: list[int]) -> Iterator[tuple[int, int]]:
+    """(offset, length) of each."""
+    return zip(extents[0::2], extents[1::2], strict=True)
 
 
 def attach(info: SegmentInfo) -> ShmTransport | None:

@@ -15,31 +15,77 @@ from math import inf
 
 import numpy as np
 
+from mooncake.transfer.checksums import Sums
 from mooncake.transfer.cuda import driver
 from mooncake.transfer.pieces import Pieces, view
 from mooncake.transfer.room import Room
 from mooncake.transfer.stream import receive, send
 
 STAGING = 4 << 20
+SUMMED_STEP = 4 << 20  # bytes that are hashed while they are sent, or while the next ones come
 DIRECT = 512 << 10  # pieces of this size and more are not staged
 
 
-def send_pieces(sock: socket.socket, pieces: Pieces, trusted: bool, deadline: float = inf) -> None:
+def send_pieces(
+    sock: socket.socket, pieces: Pieces, trusted: bool, deadline: float = inf, sums: Sums | None = None
+) -> None:
     """All of `pieces`, in order.  Raises as `stream.send` (OSError EFAULT: bad memory)."""
     for chunk, direct in _chunks(pieces, trusted):
         memory = _memory(chunk) if direct else staging().fill(chunk, trusted)
-        send(sock, memory, deadline)
+        if sums is None:
+            send(sock, memory, deadline)
+        else:
+            _send_summed(sock, memory, deadline, sums, is_mapped=trusted or not direct)
 
 
-def receive_pieces(sock: socket.socket, pieces: Pieces, trusted: bool, deadline: float = inf) -> None:
+def receive_pieces(
+    sock: socket.socket, pieces: Pieces, trusted: bool, deadline: float = inf, sums: Sums | None = None
+) -> None:
     """Fill `pieces`, in order.  Raises as `stream.receive` (OSError EFAULT: bad memory)."""
     for chunk, direct in _chunks(pieces, trusted):
-        if direct:
-            receive(sock, _memory(chunk), deadline)
+        memory = _memory(chunk) if direct else staging().memory[: chunk.total]
+        if sums is None:
+            receive(sock, memory, deadline)
+            if not direct:
+                staging().empty(chunk, trusted)
             continue
-        buffer = staging()
-        receive(sock, buffer.memory[: chunk.total], deadline)
-        buffer.empty(chunk, trusted)
+        try:
+            for step in _cut(memory):
+                receive(sock, step, deadline)
+                sums.add_meanwhile(step)
+            if not direct:
+                staging().empty(chunk, trusted)
+        finally:
+            sums.wait()
+
+
+def sum_pieces(pieces: Pieces, trusted: bool, sums: Sums) -> None:
+    """Have `sums` taken of `pieces`, in order, wherever they are.  Raises TransferError for bad memory."""
+    for chunk, direct in _chunks(pieces, trusted):
+        if direct and trusted:
+            sums.add(_memory(chunk))
+            continue
+        total = chunk.total
+        for start in range(0, total, STAGING):
+            sums.add(staging().fill(chunk.part(start, min(STAGING, total - start)), trusted))
+
+
+def _send_summed(sock: socket.socket, memory: memoryview, deadline: float, sums: Sums, is_mapped: bool) -> None:
+    """`memory`, which may be used again then.  Unless it is known to be mapped, the kernel reads it first."""
+    try:
+        for step in _cut(memory):
+            if is_mapped:
+                sums.add_meanwhile(step)
+            send(sock, step, deadline)
+            if not is_mapped:
+                sums.add_meanwhile(step)
+    finally:
+        sums.wait()
+
+
+def _cut(memory: memoryview) -> Iterator[memoryview]:
+    for at in range(0, len(memory), SUMMED_STEP):
+        yield memory[at : at + SUMMED_STEP]
 
 
 class Staging:

@@ -11,6 +11,7 @@ from typing import Any
 from mooncake.rpc import messages as m
 from mooncake.rpc import task_messages as t
 from mooncake.rpc.message import Message
+from mooncake.rpc.record_messages import Damaged
 
 
 def _keys(request: Any, scope: str) -> None:
@@ -37,6 +38,7 @@ _SCOPE: dict[type[Message], Callable[[Any, str], None]] = {
     m.Exist: _keys,
     m.Prefix: _heads,
     m.GetStart: _keys,
+    Damaged: _keys,
     m.Query: _keys,
     m.PutStart: _put,
     m.Remove: _keys,
