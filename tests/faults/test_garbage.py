@@ -16,8 +16,8 @@ from mooncake.rpc import messages as m
 from mooncake.rpc.data_messages import Write, WriteRecord
 from mooncake.rpc.message import Message
 from mooncake.rpc.messages import KINDS, encode
-from tests.faults.test_descriptors import descriptors, threads
 from tests.faults.test_kills import used
+from tests.invariants.baseline import Baseline, settle
 from tests.processes import children, gone, wait_until
 from tests.wire import greeted, segments
 
@@ -131,7 +131,8 @@ def test_nonsense(make_master, make_store, make_worker, tmp_path, capfd, port, s
     rng = random.Random(seed)
     pids = (master.process.pid, server)
     time.sleep(0.2)
-    before = [(descriptors(pid), threads(pid)) for pid in pids]
+    processes = {"master": master.process.pid, "server": server}
+    baseline = Baseline(processes, kept=2)
     bystander.start()
     known = [info.segment, 1, 2, 3]
     kinds: tuple[type[Message], ...] = tuple(KINDS)
@@ -157,13 +158,7 @@ def test_nonsense(make_master, make_store, make_worker, tmp_path, capfd, port, s
     bystander.finish()
     asking.close()
     assert not any(gone(pid) for pid in pids)
-    wait_until(
-        lambda: all(
-            descriptors(pid) <= a + 2 and threads(pid) <= b + 2 for pid, (a, b) in zip(pids, before, strict=True)
-        ),
-        3,
-        f"{[(descriptors(pid), threads(pid)) for pid in pids]} from {before}",
-    )
+    assert settle(lambda: baseline.excess(processes), 3) == []
     assert owner("result = store.get('theirs') == b't' * 5000")
     assert store.remove_all(force=True) >= 1
     wait_until(lambda: used(master) == 0 and master.metric("mooncake_quarantined_bytes") == 0, 12)
