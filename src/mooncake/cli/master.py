@@ -33,6 +33,7 @@ from mooncake.master.snapshots.settings import SnapshotSettings, snapshot_settin
 from mooncake.master.tenants.policy import Policy, open_policy
 from mooncake.rpc.descriptors import allow_many
 from mooncake.security.secret import warn_if_exposed
+from mooncake.security.tls_files import check_files
 from mooncake.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -74,6 +75,7 @@ async def _run(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     for number in _SIGNALS:
         loop.add_signal_handler(number, stopped.set)
+    check_files()
     policy = open_policy(values)
     config = _master_config(settings, policy)
     snapshots = snapshot_settings(values)

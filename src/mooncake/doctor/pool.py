@@ -15,6 +15,7 @@ from mooncake.rpc.client import Connection, parse_address
 from mooncake.rpc.messages import PROTOCOL, Hello, Ping
 from mooncake.rpc.sockets import connect, set_time_limit
 from mooncake.security.secret import authorization
+from mooncake.security.tls_files import scheme
 from mooncake.transfer.host import host_id
 from mooncake.version import __version__
 
@@ -142,7 +143,7 @@ def _find_http(place: PoolPlace) -> tuple[str, str]:
             ports = [port for port in processes.listening_ports(pid) if port != parse_address(place.master)[1]] or ports
     reason = ""
     for port in ports:
-        url = f"http://{shown}:{port}"
+        url = f"{scheme()}://{shown}:{port}"
         try:
             web.get(f"{url}/health", place.limit)
         except web.NoAnswerError as error:

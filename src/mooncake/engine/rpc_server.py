@@ -19,8 +19,9 @@ from mooncake.engine.received import (
     ReceivedTensor,
 )
 from mooncake.rpc.messages import PROTOCOL, Welcome
-from mooncake.rpc.porter import Porter
+from mooncake.rpc.porter import porter_for
 from mooncake.security.secret import read_secret
+from mooncake.security.tls_files import check_files
 from mooncake.transfer.listening import join_host
 from mooncake.version import __version__
 
@@ -43,6 +44,7 @@ class RpcServer:
     ) -> None:
         """Listen.  Raises OSError, ConfigError."""
         secret = read_secret()
+        check_files()
         host, port = address
         family, *_, where = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         self._listener = socket.create_server(where[:2], family=family, backlog=128)
@@ -54,7 +56,7 @@ class RpcServer:
         self._streams: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._stopped = threading.Event()
-        self._porter = None if secret is None else Porter(secret, _welcome, self._start, self._open.release)
+        self._porter = porter_for(secret, _welcome, self._start, self._open.release)
         threading.Thread(target=self._accept, name="mooncake-rpc-accept", daemon=True).start()
 
     def wait(self) -> None:

@@ -21,6 +21,7 @@ from mooncake.master.summary import Summary
 from mooncake.master.tenants.admin import TenantRoutes
 from mooncake.master.tenants.names import scope_of, wrong_name
 from mooncake.security.bearer import require_bearer
+from mooncake.security.http_port import serve_http
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ class AdminServer:
 
     async def start(self, listening: socket.socket) -> None:
         await self._runner.setup()
-        await web.SockSite(self._runner, listening).start()
+        await serve_http(self._runner, listening)
 
     async def stop(self) -> None:
         await self._runner.cleanup()

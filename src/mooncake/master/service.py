@@ -29,6 +29,7 @@ from mooncake.master.config import MasterConfig
 from mooncake.master.counters import Counters
 from mooncake.master.directory import Directory
 from mooncake.master.handlers import HANDLERS, Reply, in_steps, must_wait_for, when_ended
+from mooncake.master.listening import listen
 from mooncake.master.membership import Client
 from mooncake.master.pool import Segment
 from mooncake.master.tenants.names import scope_of, wrong_name
@@ -44,6 +45,7 @@ from mooncake.version import __version__
 
 if TYPE_CHECKING:
     from mooncake.master.kv_publisher import KvPublisher
+    from mooncake.master.listening import Listening
 
 log = logging.getLogger("mooncake.master")
 
@@ -73,7 +75,7 @@ class MasterService:
         self._publisher: KvPublisher | None = None
         self.take_snapshot: Callable[[], Awaitable[str]] | None = None  # see snapshots.keeper
         self.tenant_policy: Policy | None = None  # where changes of quotas are kept
-        self._server: asyncio.Server | None = None
+        self._server: Listening | None = None
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._working: asyncio.Handle | None = None
@@ -89,9 +91,7 @@ class MasterService:
             from mooncake.master.kv_publisher import publish_events
 
             self._publisher = publish_events(self.config, self.counters, self.directory.catalog)
-        self._server = await self._loop.create_server(
-            lambda: Session(self), self.config.rpc_address, self.config.rpc_port, backlog=1024
-        )
+        self._server = await listen(self.config.rpc_address, self.config.rpc_port, lambda: Session(self))
         self.port = self._server.sockets[0].getsockname()[1]
         gc.collect()
         gc.freeze()  # what is there now stays; a full collection then looks only at what came later,

@@ -14,6 +14,7 @@ from aiohttp.typedefs import Middleware
 from mooncake.config_text import shown
 from mooncake.rest.bodies import BadRequestError, Body
 from mooncake.rest.modes import Modes, UnmountError
+from mooncake.security.http_port import serve_http
 from mooncake.security.secret import BEARER_MISSING, Secret, read_secret
 from mooncake.store import MooncakeDistributedStore
 
@@ -72,7 +73,7 @@ class RestServer:
     async def start(self, bound: socket.socket) -> None:
         """Listen on a bound socket.  Raises OSError."""
         await self._runner.setup()
-        await web.SockSite(self._runner, bound, backlog=1024).start()
+        await serve_http(self._runner, bound, backlog=1024)
 
     async def stop(self) -> None:
         """Requests under way are given a second."""

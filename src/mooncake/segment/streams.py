@@ -17,7 +17,7 @@ from mooncake.rpc.data_messages import Read, Write
 from mooncake.rpc.disk_messages import Stage, Staged, Unstage
 from mooncake.rpc.message import Message
 from mooncake.rpc.messages import DECODERS, KINDS, PROTOCOL, Codes, Failure, Hello, Welcome, encode
-from mooncake.rpc.porter import Porter
+from mooncake.rpc.porter import porter_for
 from mooncake.security.secret import read_secret
 from mooncake.segment.figures import Traffic
 from mooncake.segment.owner import Owner
@@ -48,8 +48,7 @@ class Streams(threading.Thread):
         self.tier: Tier | None = None
         self.traffic = Traffic()
         self._open = threading.BoundedSemaphore(MAX_STREAMS)
-        secret = read_secret()
-        self._porter = None if secret is None else Porter(secret, self._welcome, self._start, self._open.release)
+        self._porter = porter_for(read_secret(), self._welcome, self._start, self._open.release)
 
     def run(self) -> None:
         while True:

@@ -32,7 +32,7 @@ from mooncake.rpc.engine_messages import (
 )
 from mooncake.rpc.message import Message
 from mooncake.rpc.messages import DECODERS, KINDS, PROTOCOL, Codes, Failure, Hello, Ping, Welcome, encode
-from mooncake.rpc.porter import Porter
+from mooncake.rpc.porter import porter_for
 from mooncake.rpc.sockets import set_time_limit
 from mooncake.security.secret import read_secret
 from mooncake.transfer.cma import start_of
@@ -74,8 +74,7 @@ class Endpoint:
         self._notifications: deque[EngineNotify] = deque()
         self._numbers: OrderedDict[int, None] = OrderedDict()
         self.moved = 0  # bytes, by streams
-        secret = read_secret()
-        self._porter = None if secret is None else Porter(secret, self._welcome, self._add_stream)
+        self._porter = porter_for(read_secret(), self._welcome, self._add_stream)
         listener.setblocking(False)
         self._epoll.register(self._wake_read, select.EPOLLIN)
         self._epoll.register(listener.fileno(), _ONCE)

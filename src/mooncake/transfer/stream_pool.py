@@ -15,7 +15,7 @@ from mooncake.rpc.client import Connection, parse_address
 from mooncake.rpc.message import Message
 from mooncake.rpc.messages import DECODERS, KINDS, REPLY_OF, Codes, Failure, Hello
 from mooncake.rpc.messages import encode as encode_message
-from mooncake.rpc.sockets import connect, set_time_limit
+from mooncake.rpc.sockets import connect, is_quiet, set_time_limit
 from mooncake.transfer.stream import SEND_STEP, STALL_LIMIT, TICK, receive, send, tune
 
 CONNECT_LIMIT = 2.0
@@ -95,7 +95,7 @@ class StreamPool:
     def unused(self) -> bool:
         """Whether nothing is open to a living peer, and no failure need be remembered any more."""
         with self._free:
-            dead = [stream for stream in self._idle if not _is_quiet(stream)]
+            dead = [stream for stream in self._idle if not is_quiet(stream.sock)]
             self._idle = [stream for stream in self._idle if stream not in dead]
         for stream in dead:
             self._discard(stream)
@@ -131,7 +131,7 @@ class StreamPool:
                     self._open += 1
                     break
                 stream = self._idle.pop()
-            if _is_quiet(stream):
+            if is_quiet(stream.sock):
                 return stream
             self._discard(stream)
         try:
@@ -194,17 +194,6 @@ class StreamPool:
         with self._free:
             self._open -= 1
             self._free.notify()
-
-
-def _is_quiet(stream: Connection) -> bool:
-    """Whether an idle stream can be used: nothing has come, not even its end."""
-    try:
-        stream.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def send_message(sock: socket.socket, message: Message, more: bool = False) -> None:
