@@ -32,7 +32,7 @@ from mooncake.master.service import MasterService
 from mooncake.master.snapshots.settings import SnapshotSettings, snapshot_settings
 from mooncake.master.tenants.policy import Policy, open_policy
 from mooncake.rpc.descriptors import allow_many
-from mooncake.security.secret import warn_if_exposed
+from mooncake.security.secret import is_loopback, warn_if_exposed
 from mooncake.security.tls_files import check_files
 from mooncake.version import __version__
 
@@ -82,7 +82,10 @@ async def _run(settings: Settings) -> None:
     admin_socket = _listen(str(values["metrics_host"]), int(values["metrics_port"]), "metrics_host", "metrics_port")
     metadata_socket = _listen_for_metadata(values)
     service = await _serve(config, "port" if values["rpc_port"] == 0 else "rpc_port", snapshots)
-    warn_if_exposed(logger, "this master", config.rpc_address, service.secret)
+    hosts = config.rpc_address, str(values["metrics_host"])
+    warn_if_exposed(
+        logger, "this master", next((host for host in hosts if not is_loopback(host)), hosts[0]), service.secret
+    )
     service.tenant_policy = policy
     for note in settings.notes:
         logger.warning("%s", note)
@@ -199,6 +202,7 @@ def _master_config(settings: Settings, policy: Policy | None) -> MasterConfig:
         kv_events_legacy=bool(values["kv_events_emit_legacy_compat"]),
         kv_events_with_keys=bool(values["kv_events_emit_object_key"]),
         tenant_quotas=None if policy is None else policy.load(),
+        tenant_credentials_file="" if policy is None else str(values["tenant_credentials_file"]),
     )
 
 

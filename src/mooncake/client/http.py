@@ -103,11 +103,11 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self._anteroom = Anteroom(MOST)
-        self._threads = threading.BoundedSemaphore(2 * MOST)  # some of those that were told to go have not gone yet
+        self._places = threading.BoundedSemaphore(2 * MOST)  # some of those that were told to go have not gone yet
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        self._threads.acquire()
+        self._places.acquire()
         visitor = _Visitor(request)
         visitor.ticket = self._anteroom.enter(visitor.push_out)
         try:
@@ -132,7 +132,7 @@ class _Server(ThreadingHTTPServer):
     def _let_go(self, visitor: "_Visitor") -> None:
         self._anteroom.leave(visitor.ticket)
         self.shutdown_request(visitor.stream)
-        self._threads.release()
+        self._places.release()
 
     def handle_error(self, request: object, client_address: object) -> None:
         logger.debug("a request from %s failed", client_address, exc_info=True)

@@ -63,7 +63,7 @@ def look_at_master(place: PoolPlace) -> list[Finding]:
     try:
         set_time_limit(sock, place.limit)
         hello = Hello(PROTOCOL, __version__, "client", f"{secrets.randbits(63)}-{secrets.randbits(63)}", host_id())
-        welcome = connection.greet(hello)
+        welcome = connection.greet_master(hello)
         connection.call(Ping())
     except BlockingIOError:
         return [_silent(subject, host, port, place.limit)]

@@ -20,7 +20,7 @@ from mooncake.master.service import MasterService
 from mooncake.master.summary import Summary
 from mooncake.master.tenants.admin import TenantRoutes
 from mooncake.master.tenants.names import scope_of, wrong_name
-from mooncake.security.bearer import require_bearer
+from mooncake.security.bearer import require_admin_key
 from mooncake.security.http_port import serve_http
 
 logger = logging.getLogger(__name__)
@@ -29,6 +29,8 @@ REPORT_SECONDS = 10.0
 _SLICE = 1000  # keys looked up at a time
 _LONGEST_REQUEST_LINE = 1 << 20  # bytes; /batch_query_keys lists its keys there
 _STATUS = {"OK": 1, "DRAINING": 2, "DRAINED": 3}  # the drop-in's numbers; 0 for all others
+
+_OF_TENANTS = frozenset({"/query_key", "/batch_query_keys", "/get_all_keys", "/api/v1/tenant_quotas"})
 
 
 class AdminServer:
@@ -62,7 +64,9 @@ class AdminServer:
             await asyncio.sleep(REPORT_SECONDS)
 
     def _application(self) -> web.Application:
-        application = web.Application(middlewares=[*require_bearer(self._service.secret), _answer_failures])
+        service = self._service
+        checks = require_admin_key(service.admin_key, service.secret, of_tenants=_OF_TENANTS)
+        application = web.Application(middlewares=[*checks, _answer_failures])
         get, post = application.router.add_get, application.router.add_post
         get("/metrics", self._get_metrics)
         get("/metrics/summary", self._get_summary)

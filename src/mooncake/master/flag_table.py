@@ -226,6 +226,7 @@ FLAGS: tuple[Flag, ...] = (
     _snapshot("snapshot_catalog_backend_connstring", STRING, "", "Deprecated name of snapshot_catalog_store_connstring"),
     # Tenants, replication, events, metadata
     Flag("enable_multi_tenants", BOOL, False, "Give each tenant keys and a quota of its own"),
+    Flag("tenant_credentials_file", STRING, "", "The file that says how tenants prove who they are (empty: nobody does)", switches=("enable_multi_tenants",)),
     Flag("tenant_quota_connector_type", STRING, "file", "Where the tenants' quotas are kept", choices=("file", "etcd")),
     Flag("tenant_quota_connector_uri", STRING, "", "The YAML file with them (empty: only in memory), or HOST:PORT of etcd"),
     Flag("dynamic_replication_mode", STRING, "off", "Copy objects that are read often: off, observe or enforce", DYNAMIC_REPLICATION),

@@ -33,6 +33,15 @@ async def listen(host: str, port: int, session: Callable[[], asyncio.Protocol]) 
     return TlsDoor([listener], session, _refuse)
 
 
+def notice_lost_hosts(sock: socket.socket) -> None:
+    """Have the kernel close a connection to a host that has been silent for 20 s."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 8)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 3)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 20_000)
+
+
 def _refuse(data: bytes) -> bytes:
     """What to say to somebody who speaks plainly."""
     try:

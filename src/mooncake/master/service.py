@@ -10,9 +10,8 @@ import asyncio
 import gc
 import logging
 import os
-import socket
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
@@ -28,10 +27,12 @@ from mooncake.master import (  # noqa: F401 -- they add handlers
 from mooncake.master.config import MasterConfig
 from mooncake.master.counters import Counters
 from mooncake.master.directory import Directory
-from mooncake.master.handlers import HANDLERS, Reply, in_steps, must_wait_for, when_ended
-from mooncake.master.listening import listen
+from mooncake.master.handlers import HANDLERS, Handler, Reply, in_steps, must_wait_for, when_ended
+from mooncake.master.listening import listen, notice_lost_hosts
 from mooncake.master.membership import Client
 from mooncake.master.pool import Segment
+from mooncake.master.roles import ROLES, SEGMENT, handlers_of
+from mooncake.master.tenants.credentials import open_credentials
 from mooncake.master.tenants.names import scope_of, wrong_name
 from mooncake.master.tenants.policy import Policy
 from mooncake.master.tenants.scoping import scope_request
@@ -40,7 +41,7 @@ from mooncake.rpc.handshake import MOST_BYTES, Guard
 from mooncake.rpc.message import Message
 from mooncake.rpc.messages import DECODERS, KINDS, PROTOCOL, Exist, ExistReply, Failure, Hello, Welcome, encode
 from mooncake.security.anteroom import LIMIT, Anteroom
-from mooncake.security.secret import read_secret
+from mooncake.security.secret import read_admin_key, read_secret
 from mooncake.version import __version__
 
 if TYPE_CHECKING:
@@ -69,11 +70,12 @@ class MasterService:
         self.counters = counters
         self.directory = Directory(config, counters)
         self.port = 0
-        self.secret = read_secret()
+        self.secret, self.admin_key = read_secret(), read_admin_key()
         self.anteroom = Anteroom()
         self.sessions: set[Session] = set()
         self._publisher: KvPublisher | None = None
         self.take_snapshot: Callable[[], Awaitable[str]] | None = None  # see snapshots.keeper
+        self.credentials = open_credentials(config.tenant_credentials_file, self.secret)
         self.tenant_policy: Policy | None = None  # where changes of quotas are kept
         self._server: Listening | None = None
         self._loop = asyncio.get_running_loop()
@@ -236,7 +238,8 @@ class Session(asyncio.Protocol):
         self.segments: dict[int, Segment] = {}
         self.send_one_way = self._send_one_way  # one object, to know it again
         self.in_turn = asyncio.Lock()  # for what must keep its order though it takes several steps
-        self._guard = Guard(service.secret)
+        self._handlers: Mapping[int, Handler] = HANDLERS
+        self._guard = Guard(service.secret, self._vet)
         self._ticket = 0
         self._reader = frame.FrameReader(frame.MAX_BODY if self._guard.is_open else MOST_BYTES)
         self._unanswered: list[frame.Frame] = []
@@ -253,7 +256,7 @@ class Session(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        _notice_lost_hosts(transport.get_extra_info("socket"))
+        notice_lost_hosts(transport.get_extra_info("socket"))
         self.service.sessions.add(self)
         if not self._guard.is_open:
             self._ticket = self.service.anteroom.enter(self.abort)
@@ -358,9 +361,9 @@ class Session(asyncio.Protocol):
             message = decoder.decode(got.body)
             if self.client is None:
                 return self._greet(got, message)
-            handler = HANDLERS.get(got.kind)
+            handler = self._handlers.get(got.kind)
             if handler is None:
-                raise StoreError(ErrorCode.INVALID_PARAMS, f"{type(message).__name__} is not for the master")
+                raise StoreError(ErrorCode.INVALID_PARAMS, f"{type(message).__name__} is not for the master from here")
             if self.scope:
                 scope_request(message, self.scope)
             met = self.service.directory.puts.eager and must_wait_for(self, got.kind, message)
@@ -426,7 +429,7 @@ class Session(asyncio.Protocol):
                 f"(version {message.version[:40]}) protocol {message.protocol}; install the same version on both sides",
             )
             return False
-        if message.role not in ("client", "segment") or not message.client:
+        if message.role not in ROLES or not message.client:
             self._close_after(got, ErrorCode.INVALID_PARAMS, f"unknown role {message.role[:40]!r} or no client id")
             return False
         wrong = wrong_name(message.tenant) if self.service.directory.tenants is not None else ""
@@ -434,6 +437,12 @@ class Session(asyncio.Protocol):
             self._close_after(got, ErrorCode.INVALID_PARAMS, f"tenant_id {message.tenant[:200]!r}: {wrong}")
             return False
         return True
+
+    def _vet(self, proof: bytes, client_nonce: bytes, nonce: bytes) -> None:
+        """Raises StoreError unless it is of the tenant that it said."""
+        credentials, hello = self.service.credentials, self.hello
+        if credentials is not None and hello is not None and hello.role != SEGMENT:
+            credentials.vet(hello.tenant, proof, client_nonce, nonce)
 
     def _arrive(self) -> Welcome:
         """It is one of us."""
@@ -443,6 +452,7 @@ class Session(asyncio.Protocol):
         directory = self.service.directory
         if directory.tenants is not None and self.hello.role == "client":
             self.scope = scope_of(self.hello.tenant)
+        self._handlers = handlers_of(self.hello.role, directory.tenants is not None)
         self.client = directory.clients.arrive(self.hello.client, self.hello.host)
         return Welcome(PROTOCOL, __version__, directory.term, self.service.config.lease_ms)
 
@@ -454,15 +464,6 @@ class Session(asyncio.Protocol):
     def _send_one_way(self, message: Message) -> None:
         if self._transport is not None:
             self._transport.write(frame.pack(KINDS[type(message)], frame.ONE_WAY, 0, encode(message)))
-
-
-def _notice_lost_hosts(sock: socket.socket) -> None:
-    """Have the kernel close a connection to a host that has been silent for 20 s."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 8)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 3)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 20_000)
 
 
 def _refusal(got: frame.Frame, error: Exception) -> bytes | None:

@@ -15,11 +15,12 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from mooncake.errors import ErrorCode, StoreError, TimedOut, Unavailable
+from mooncake.errors import ConfigError, ErrorCode, StoreError, TimedOut, Unavailable
 from mooncake.rpc import frame, handshake
 from mooncake.rpc.message import Message
 from mooncake.rpc.messages import DECODERS, KINDS, REPLY_OF, Failure, Hello, PutStart, Welcome, encode
 from mooncake.rpc.sockets import connect, send_soon, set_time_limit
+from mooncake.security.credential import read_credential
 
 Reply = TypeVar("Reply", bound=Message)
 
@@ -138,7 +139,18 @@ class Connection:
     def greet(self, hello: Hello) -> Welcome:
         """Say Hello, and prove the cluster's secret.  Raises OSError, StoreError with a sentence when the two sides do
         not go together."""
-        welcome = handshake.greet(self, hello)
+        return self._greeted(handshake.greet(self, hello))
+
+    def greet_master(self, hello: Hello) -> Welcome:
+        """As `greet`, and prove the tenant's credential if there is one.  (Nobody else gets a proof of it: he could
+        hand it on to the master as his own.)"""
+        try:
+            credential = read_credential()
+        except ConfigError as error:
+            raise StoreError(ErrorCode.ILLEGAL_CLIENT, str(error)) from None
+        return self._greeted(handshake.greet(self, handshake.of_tenant(hello, credential), credential))
+
+    def _greeted(self, welcome: Welcome) -> Welcome:
         self.term = welcome.term
         return welcome
 
@@ -324,7 +336,7 @@ class Client:
         connection = Connection(connect(self._host, self._port, min(CONNECT_LIMIT, self._limit)))
         try:
             set_time_limit(connection.sock, self._limit)
-            welcome = connection.greet(self._hello)
+            welcome = connection.greet_master(self._hello)
         except BaseException:
             connection.close()
             raise

@@ -101,6 +101,7 @@ class Prove(Message):
     """The answer to a challenge (see `security.secret`).  Reply Welcome."""
 
     proof: bytes
+    tenant_proof: bytes = b""  # to a master: that the client is of the tenant that it said (see `security.credential`)
 
 
 class Failure(Message):

@@ -38,6 +38,10 @@ class _Visitor:
         self.until = time.monotonic() + LIMIT
         self.ticket = 0
 
+    @property
+    def may_enter(self) -> bool:
+        return self.guard.is_open and not (self.knocks or self.shakes or self.is_plain)
+
 
 def porter_for(
     secret: Secret | None,
@@ -144,14 +148,14 @@ class Porter:
                 self._open(visitor)
             if visitor.shakes and not self._shake(visitor):
                 return
-            if not visitor.guard.is_open or visitor.is_plain:
+            if not visitor.may_enter:
                 self._listen(visitor)
         except BlockingIOError:
             return
         except _STRANGE:
             self._send_away(visitor)
             return
-        if visitor.guard.is_open:
+        if visitor.may_enter:
             self._forget(visitor)
             visitor.stream.setblocking(True)
             self._admitted(visitor.stream)
@@ -186,7 +190,7 @@ class Porter:
                 raise EOFError
             for got in visitor.reader.feed(data):
                 self._answer(visitor, got)
-            if visitor.guard.is_open or not is_tls(visitor.stream):
+            if visitor.may_enter or not is_tls(visitor.stream):
                 return
 
     def _answer(self, visitor: _Visitor, got: frame.Frame) -> None:
