@@ -83,9 +83,8 @@ async def _run(settings: Settings) -> None:
     metadata_socket = _listen_for_metadata(values)
     service = await _serve(config, "port" if values["rpc_port"] == 0 else "rpc_port", snapshots)
     hosts = config.rpc_address, str(values["metrics_host"])
-    warn_if_exposed(
-        logger, "this master", next((host for host in hosts if not is_loopback(host)), hosts[0]), service.secret
-    )
+    exposed = [host for host in hosts if not is_loopback(host)]
+    warn_if_exposed(logger, "this master", (exposed or hosts)[0], service.secret)
     service.tenant_policy = policy
     for note in settings.notes:
         logger.warning("%s", note)

@@ -2,18 +2,19 @@
 
 import argparse
 import sys
+from typing import Any
 
 from mooncake.errors import ConfigError
 from mooncake.master.tenants.names import wrong_name
 from mooncake.security.credential import TENANT_TOKEN, Credential
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "tenant",
         help="make a new credential of a tenant",
-        description=f"Prints two lines: the credential, which the tenant's clients need in {TENANT_TOKEN}, and what the "
-        "master needs in the file of --tenant_credentials_file. It is kept nowhere.",
+        description=f"Prints two lines: the credential, which the tenant's clients need in {TENANT_TOKEN}, and what "
+        "the master needs in the file of --tenant_credentials_file. It is kept nowhere.",
     )
     parser.add_argument("name", help="the tenant's name")
     parser.set_defaults(run=run)
