@@ -531,6 +531,14 @@ def test_a_master_says_so_in_one_line(monkeypatch, tmp_path, authority, issued, 
     assert "is not that of the certificate" in line
 
 
+def test_a_masters_flags_name_them_too(speaks, make_master, authority, issued):
+    speaks("plain")
+    cert, key = issued
+    master = make_master(f"--tls_cert_file={cert}", f"--tls_key_file={key}", f"--tls_ca_file={authority.path}")
+    speaks("tls")
+    assert is_served("rpc", master.port)
+
+
 def subject(port: int) -> str:
     """Whose certificate a port shows now."""
     found = tls.contexts()

@@ -276,9 +276,7 @@ def test_every_route_that_changes_anything_is_known_here():
 
 
 def test_the_command_makes_one(tmp_path, team):
-    done = subprocess.run(
-        [BIN / "mooncake", "tenant", "c"], capture_output=True, text=True, timeout=30, check=True
-    )
+    done = subprocess.run([BIN / "mooncake", "tenant", "c"], capture_output=True, text=True, timeout=30, check=True)
     text, line = (row.partition(": ")[2] for row in done.stdout.splitlines())
     path = tmp_path / "credentials"
     path.write_text(line)

@@ -33,7 +33,7 @@ from mooncake.master.snapshots.settings import SnapshotSettings, snapshot_settin
 from mooncake.master.tenants.policy import Policy, open_policy
 from mooncake.rpc.descriptors import allow_many
 from mooncake.security.secret import is_loopback, warn_if_exposed
-from mooncake.security.tls_files import check_files
+from mooncake.security.tls_files import check_files, name_files
 from mooncake.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -75,6 +75,7 @@ async def _run(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     for number in _SIGNALS:
         loop.add_signal_handler(number, stopped.set)
+    name_files(str(values["tls_cert_file"]), str(values["tls_key_file"]), str(values["tls_ca_file"]))
     check_files()
     policy = open_policy(values)
     config = _master_config(settings, policy)

@@ -55,3 +55,10 @@ def check_files() -> None:
 def scheme() -> str:
     """Of the URLs of the cluster's own HTTP servers."""
     return "https" if speaks_tls() else "http"
+
+
+def name_files(cert: str, key: str, ca: str) -> None:
+    """As if the environment named those that are not ""."""
+    for name, path in ((CERT, cert), (KEY, key), (CA, ca)):
+        if path:
+            os.environ[name] = path
