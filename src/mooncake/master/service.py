@@ -28,6 +28,7 @@ from mooncake.master.config import MasterConfig
 from mooncake.master.counters import Counters
 from mooncake.master.directory import Directory
 from mooncake.master.handlers import HANDLERS, Handler, Reply, in_steps, must_wait_for, when_ended
+from mooncake.master.limits import LONG_BODY, check_long
 from mooncake.master.listening import listen, notice_lost_hosts
 from mooncake.master.membership import Client
 from mooncake.master.pool import Segment
@@ -358,6 +359,8 @@ class Session(asyncio.Protocol):
                 raise StoreError(ErrorCode.INVALID_PARAMS, f"unknown message kind {got.kind}")
             if got.kind == _EXIST and (again := self._asked_again(got)) is not None:
                 return again
+            if len(got.body) > LONG_BODY:
+                check_long(got.body)
             message = decoder.decode(got.body)
             if self.client is None:
                 return self._greet(got, message)

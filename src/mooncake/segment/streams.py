@@ -23,7 +23,7 @@ from mooncake.segment.figures import Traffic
 from mooncake.segment.owner import Owner
 from mooncake.segment.writers import Writer
 from mooncake.transfer import table
-from mooncake.transfer.stream import receive, tune
+from mooncake.transfer.stream import receive, receive_new, tune
 from mooncake.version import __version__
 
 if TYPE_CHECKING:
@@ -198,9 +198,7 @@ def _receive(stream: socket.socket) -> tuple[int, Message]:
     length, kind, _, request_id = frame.HEADER.unpack(header)
     if length > frame.MAX_BODY or kind not in DECODERS:
         raise frame.FramingError(f"kind {kind} with {length} bytes is not a message")
-    body = bytearray(length)
-    receive(stream, memoryview(body))
-    return request_id, DECODERS[kind].decode(body)
+    return request_id, DECODERS[kind].decode(receive_new(stream, length))
 
 
 def _discard(stream: socket.socket, length: int) -> None:

@@ -40,7 +40,7 @@ from mooncake.transfer.host import pid_namespace
 from mooncake.transfer.pieces import Pieces
 from mooncake.transfer.regions import Regions
 from mooncake.transfer.staging import receive_pieces, send_pieces
-from mooncake.transfer.stream import TICK, receive, tune
+from mooncake.transfer.stream import TICK, receive, receive_new, tune
 from mooncake.version import __version__
 
 logger = logging.getLogger("mooncake.engine")
@@ -314,9 +314,7 @@ def _receive(stream: socket.socket) -> tuple[int, Message]:
     length, kind, _, request_id = frame.HEADER.unpack(header)
     if length > frame.MAX_BODY or kind not in DECODERS:
         raise frame.FramingError(f"kind {kind} with {length} bytes is not a message")
-    body = bytearray(length)
-    receive(stream, memoryview(body))
-    return request_id, DECODERS[kind].decode(body)
+    return request_id, DECODERS[kind].decode(receive_new(stream, length))
 
 
 def _reply(

@@ -16,7 +16,7 @@ from mooncake.rpc.message import Message
 from mooncake.rpc.messages import DECODERS, KINDS, REPLY_OF, Codes, Failure, Hello
 from mooncake.rpc.messages import encode as encode_message
 from mooncake.rpc.sockets import connect, is_quiet, set_time_limit
-from mooncake.transfer.stream import SEND_STEP, STALL_LIMIT, TICK, receive, send, tune
+from mooncake.transfer.stream import SEND_STEP, STALL_LIMIT, TICK, receive, receive_new, send, tune
 
 CONNECT_LIMIT = 2.0
 REFUSE_FOR = 1.0  # after a stall or a slow failure, calls to that peer fail at once for so long, or as long as it took
@@ -216,8 +216,7 @@ def receive_reply(sock: socket.socket) -> Message:
     length, kind, flags, _ = frame.HEADER.unpack(header)
     if length > frame.MAX_BODY:
         raise frame.FramingError(f"a reply of {length} bytes")
-    body = bytearray(length)
-    receive(sock, memoryview(body))
+    body = receive_new(sock, length)
     if flags & frame.FAILED:
         failure = DECODERS[KINDS[Failure]].decode(body)
         assert isinstance(failure, Failure)
