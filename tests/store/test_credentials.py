@@ -3,15 +3,18 @@
 import json
 import logging
 import os
+import re
 import secrets
 import subprocess
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import pytest
 
 from mooncake.client.prefixes import PrefixClient
 from mooncake.errors import ConfigError, ErrorCode, StoreError
+from mooncake.master.flag_table import BY_NAME
 from mooncake.master.tenants.credentials import Credentials
 from mooncake.rpc.client import Connection
 from mooncake.rpc.messages import (
@@ -260,7 +263,6 @@ def test_what_changes_anything_needs_the_admin_key(master, join):
 def test_every_route_that_changes_anything_is_known_here():
     """A new one must be tried as well: nothing but GET is a reading route, and no GET changes anything."""
     import inspect
-    import re
 
     from mooncake.master import admin, drain_admin
     from mooncake.master.tenants import admin as tenant_admin
@@ -369,3 +371,10 @@ def test_a_clients_file(tmp_path, monkeypatch):
     read = read_credential()
     assert (read.tenant, read.verifier) == ("a:b", credential.verifier)
     assert text.rpartition(":")[2] not in repr(read)
+
+
+def test_the_documented_commands():
+    page = (Path(__file__).parents[2] / "docs" / "tenants.md").read_text()
+    assert "    mooncake tenant team-a\n" in page
+    for flag in re.findall(r"--(\w+)=", page):
+        assert flag in BY_NAME or flag in ("host", "global_segment_size"), flag
