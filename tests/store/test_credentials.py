@@ -201,6 +201,15 @@ def test_a_tenants_connection_announces_nothing(master, team):
     b.close()
 
 
+def test_nobody_goes_under_another_tenants_client_id(master, team):
+    """He could end its puts."""
+    a = knocked(master, "client", "a", team["a"].credential.proof)
+    with pytest.raises(StoreError, match="another tenant's client"):
+        knocked(master, "client", "b", team["b"].credential.proof)
+    knocked(master, "client", "a", team["a"].credential.proof).close()
+    a.close()
+
+
 def test_schedulers_prove_it_too(master, join, team, monkeypatch):
     _, a = join("a", segment=64 * MIB)
     assert a.put("p-1", b"x") == 0

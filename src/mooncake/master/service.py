@@ -450,13 +450,14 @@ class Session(asyncio.Protocol):
     def _arrive(self) -> Welcome:
         """It is one of us."""
         assert self.hello is not None
+        directory, hello = self.service.directory, self.hello
+        is_client, tenants = hello.role != SEGMENT, directory.tenants is not None
+        if tenants and is_client:
+            self.scope = scope_of(hello.tenant)
+        self.client = directory.clients.arrive(hello.client, hello.host, self.scope if is_client else None)
+        self._handlers = handlers_of(hello.role, tenants)
         self._reader.most = frame.MAX_BODY
         self.service.anteroom.leave(self._ticket)
-        directory = self.service.directory
-        if directory.tenants is not None and self.hello.role == "client":
-            self.scope = scope_of(self.hello.tenant)
-        self._handlers = handlers_of(self.hello.role, directory.tenants is not None)
-        self.client = directory.clients.arrive(self.hello.client, self.hello.host)
         return Welcome(PROTOCOL, __version__, directory.term, self.service.config.lease_ms)
 
     def _close_after(self, got: frame.Frame, code: ErrorCode, text: str) -> None:
