@@ -53,6 +53,21 @@ class TlsSocket(ssl.SSLSocket):
             return super().send(data)
         except (TimeoutError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             raise _nothing_yet() from None
+        except ssl.SSLError as error:
+            self._read_alert()
+            raise _refused(error) from None
+        except ValueError:
+            raise _closed() from None
+
+    def _read_alert(self) -> None:
+        """The other side has gone, and may have said why.  Raises OSError if it has."""
+        try:
+            self.read(1)
+        except ssl.SSLError as error:
+            if "ALERT" in (error.reason or ""):
+                raise _refused(error) from None
+        except (OSError, ValueError):
+            pass
 
     def sendall(self, data: Any, flags: int = 0) -> None:
         view = memoryview(data).cast("B")
@@ -132,6 +147,8 @@ def _refused(error: ssl.SSLError) -> OSError:
     if "ALERT" in (error.reason or ""):
         alert = error.reason.partition("ALERT_")[2].replace("_", " ").lower()
         return OSError(errno.EPROTO, f"the other side does not accept this one's certificate ({alert}): look at {CERT}")
+    if isinstance(error, ssl.SSLEOFError):
+        return ConnectionResetError(errno.ECONNRESET, "the other side closed the connection")
     return error
 
 
