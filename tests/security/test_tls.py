@@ -11,6 +11,7 @@ import os
 import secrets
 import socket
 import ssl
+import subprocess
 import threading
 import time
 
@@ -19,7 +20,7 @@ import pytest
 
 from mooncake.client.http import ClientHttpServer
 from mooncake.engine import RpcInterface, TransferEngine
-from mooncake.errors import ConfigError, StoreError
+from mooncake.errors import StoreError
 from mooncake.http_metadata_server import KVBootstrapServer
 from mooncake.rpc import frame
 from mooncake.rpc.client import Connection
@@ -27,77 +28,16 @@ from mooncake.rpc.descriptors import allow_many
 from mooncake.rpc.messages import KINDS, PROTOCOL, Hello, Welcome, encode
 from mooncake.rpc.porter import Porter
 from mooncake.rpc.sockets import connect, set_time_limit
-from mooncake.security import tls
 from mooncake.security.anteroom import LIMIT, MOST
-from mooncake.security.tls_files import read_files
 from mooncake.store import MooncakeDistributedStore
-from tests.processes import Worker, free_port, wait_until
+from tests.processes import BIN, free_port, wait_until
 from tests.rest.conftest import RestService
-from tests.security.authority import Authority
+from tests.security.conftest import NAMES
+from tests.security.tls_ports import HELLO, asked, is_served, plain_answer, tried
 from tests.wire import greeted, segments
 
 MIB = 1 << 20
 SECRET = "a-secret-of-the-cluster"
-NAMES = ("MOONCAKE_TLS_CERT", "MOONCAKE_TLS_KEY", "MOONCAKE_TLS_CA")
-HELLO = Hello(PROTOCOL, "test", "client", "1-1", "elsewhere")
-
-
-@pytest.fixture(scope="session")
-def authority(tmp_path_factory):
-    return Authority(tmp_path_factory.mktemp("authority"))
-
-
-@pytest.fixture(scope="session")
-def foreign(tmp_path_factory):
-    return Authority(tmp_path_factory.mktemp("foreign"), "foreign")
-
-
-@pytest.fixture(scope="session")
-def issued(authority):
-    return authority.issue()
-
-
-@pytest.fixture(scope="session")
-def issued_elsewhere(foreign):
-    return foreign.issue()
-
-
-class Speaks:
-    """What this process, and those that it starts, speak from now on."""
-
-    def __init__(self, monkeypatch, authority, issued, foreign, issued_elsewhere):
-        self._patch = monkeypatch
-        self.variables = {
-            "tls": authority.variables(*issued),
-            "plain": dict.fromkeys(NAMES, ""),
-            "foreign": foreign.variables(*issued_elsewhere),
-        }
-
-    def __call__(self, kind: str) -> None:
-        for name, path in self.variables[kind].items():
-            self._patch.setenv(name, path)
-
-
-@pytest.fixture
-def speaks(monkeypatch, authority, issued, foreign, issued_elsewhere):
-    return Speaks(monkeypatch, authority, issued, foreign, issued_elsewhere)
-
-
-@pytest.fixture
-def encrypted(speaks):
-    speaks("tls")
-
-
-@pytest.fixture
-def elsewhere(speaks, cleanup):
-    """Runs code in a process that speaks something."""
-
-    def run(kind: str, code: str, **names):
-        worker = Worker(env=speaks.variables[kind])
-        cleanup.callback(worker.close)
-        return worker(code, **names)
-
-    return run
 
 
 PROBE = """
@@ -252,15 +192,6 @@ def test_a_metadata_service(encrypted, elsewhere):
         server.close()
 
 
-def asked(port: int, path: str, method: str = "GET", body: bytes | None = None) -> tuple[int, bytes]:
-    found = tls.contexts()
-    connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=10, context=found.client)
-    with contextlib.closing(connection):
-        connection.request(method, path, body)
-        answer = connection.getresponse()
-        return answer.status, answer.read()
-
-
 def test_http_ports(encrypted, master, cleanup, tmp_path, elsewhere):
     status, text = wait_until(lambda: tried(master.metrics_port, "/metrics/summary"))
     assert (status, text[:11]) == (200, b"role=leader")
@@ -283,17 +214,6 @@ def test_http_ports(encrypted, master, cleanup, tmp_path, elsewhere):
 def settings(master) -> dict[str, str]:
     where = {"local_hostname": "127.0.0.1", "metadata_server": "P2PHANDSHAKE", "master_server_address": master.address}
     return {**where, "global_segment_size": "64MB", "local_buffer_size": "16MB"}
-
-
-def tried(port: int, path: str):
-    with contextlib.suppress(OSError, http.client.HTTPException):
-        return asked(port, path)
-
-
-def plain_answer(port: int) -> bytes:
-    with socket.create_connection(("127.0.0.1", port), 5) as sock:
-        sock.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
-        return sock.makefile("rb").read()
 
 
 # ------------------------------------------------------------ who does not go together
@@ -414,15 +334,6 @@ def ports(encrypted, master, make_worker, cleanup):
     return {"rpc": master.port, "data": tcp_port(info.tcp), "admin": master.metrics_port, "probe": probe.port}
 
 
-def is_served(kind: str, port: int) -> bool:
-    if kind in ("admin", "probe"):
-        return asked(port, "/health")[0] == 200
-    connection = Connection(connect("127.0.0.1", port, 3))
-    set_time_limit(connection.sock, 3)
-    with contextlib.closing(connection):
-        return connection.greet(HELLO).version != ""
-
-
 GARBAGE = [
     b"\x16\x03\x01\xff\xff" + b"x" * 70000,  # a record that never ends
     b"\x16\x03\x01\x00\x05hello",
@@ -463,134 +374,20 @@ def test_garbage_and_silence(ports):
         assert all(is_served(kind, port) for kind, port in ports.items())
 
 
-# ------------------------------------------------------------ files
+def test_a_proxy_asks_its_users_for_no_certificate(encrypted, cleanup, authority):
+    port = free_port()
+    flags = [f"--port={port}", "--prefill", "http://127.0.0.1:1", "8998", "--decode", "http://127.0.0.1:1"]
+    proxy = subprocess.Popen([BIN / "mooncake_proxy", *flags], stderr=subprocess.DEVNULL)
+    cleanup.callback(proxy.wait)
+    cleanup.callback(proxy.kill)
+    context = ssl.create_default_context(cafile=str(authority.path))
 
+    def status() -> int:
+        connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=10, context=context)
+        with contextlib.closing(connection), contextlib.suppress(OSError):
+            connection.request("GET", "/metrics")
+            return connection.getresponse().status
+        return 0
 
-def broken(kind: str, folder, authority, issued, foreign, issued_elsewhere) -> tuple[dict[str, str], str]:
-    """Variables that name something wrong, and words of the error."""
-    cert, key = issued
-    good = authority.variables(cert, key)
-    folder.mkdir(exist_ok=True)
-    text = folder / "text"
-    text.write_text("this is no key")
-    if kind == "half":
-        return {**good, "MOONCAKE_TLS_KEY": ""}, "MOONCAKE_TLS_KEY must be set too"
-    if kind == "missing":
-        return {**good, "MOONCAKE_TLS_CERT": str(folder / "none")}, "none that MOONCAKE_TLS_CERT names cannot be read"
-    if kind == "folder":
-        return {**good, "MOONCAKE_TLS_CA": str(folder)}, "cannot be read"
-    if kind == "other key":
-        return {**good, "MOONCAKE_TLS_KEY": str(issued_elsewhere[1])}, "is not that of the certificate"
-    if kind == "expired":
-        return authority.variables(*authority.issue("expired", days=-1)), "certificate has expired"
-    if kind == "other authority":
-        return {**good, "MOONCAKE_TLS_CA": str(foreign.path)}, "is not accepted by the authority"
-    if kind == "no certificate":
-        return {**good, "MOONCAKE_TLS_CERT": str(text)}, "holds no certificate"
-    if kind == "no key":
-        return {**good, "MOONCAKE_TLS_KEY": str(text)}, "holds no private key"
-    if kind == "no authority":
-        return {**good, "MOONCAKE_TLS_CA": str(text)}, "holds no certificate"
-    return {**good, "MOONCAKE_TLS_CHECK_HOST": "perhaps"}, "expected 1"
-
-
-WRONG = ["half", "missing", "folder", "other key", "expired", "other authority", "no certificate", "no key"]
-WRONG += ["no authority", "check"]
-
-
-@pytest.mark.parametrize("kind", WRONG)
-def test_files_that_are_wrong(monkeypatch, tmp_path, authority, issued, foreign, issued_elsewhere, kind):
-    variables, words = broken(kind, tmp_path / "wrong", authority, issued, foreign, issued_elsewhere)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError) as error:
-        tls.contexts()
-    assert words in str(error.value)
-    assert "\n" not in str(error.value)
-    before = len(os.listdir("/proc/self/fd"))
-    assert TransferEngine().initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == -1
-    with pytest.raises(ConfigError):
-        ClientHttpServer(0, lambda: True, list)
-    store = MooncakeDistributedStore()
-    assert store.setup("127.0.0.1", "P2PHANDSHAKE", 16 * MIB, MIB, "tcp", "", "127.0.0.1:1") != 0
-    assert len(os.listdir("/proc/self/fd")) == before, "something was opened"
-
-
-def test_a_master_says_so_in_one_line(monkeypatch, tmp_path, authority, issued, issued_elsewhere):
-    import subprocess
-
-    from tests.processes import BIN
-
-    environment = {**os.environ, **authority.variables(issued[0], issued_elsewhere[1])}
-    done = subprocess.run(
-        [BIN / "mooncake_master", "--rpc_port=0", "--metrics_port=0"],
-        env=environment, capture_output=True, text=True, timeout=20, check=False,
-    )  # fmt: skip
-    assert done.returncode == 1
-    (line,) = done.stderr.strip().splitlines()
-    assert "is not that of the certificate" in line
-
-
-def test_a_masters_flags_name_them_too(speaks, make_master, authority, issued):
-    speaks("plain")
-    cert, key = issued
-    master = make_master(f"--tls_cert_file={cert}", f"--tls_key_file={key}", f"--tls_ca_file={authority.path}")
-    speaks("tls")
-    assert is_served("rpc", master.port)
-
-
-def subject(port: int) -> str:
-    """Whose certificate a port shows now."""
-    found = tls.contexts()
-    with (
-        socket.create_connection(("127.0.0.1", port), 5) as sock,
-        found.client.wrap_socket(sock, server_hostname="127.0.0.1") as wrapped,
-    ):
-        return dict(one[0] for one in wrapped.getpeercert()["subject"])["commonName"]
-
-
-def test_new_files_are_taken_for_new_connections(
-    monkeypatch, authority, make_master, make_worker, tmp_path, cleanup, caplog
-):
-    """While old connections go on; a file that is wrong meanwhile changes nothing."""
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-
-    def install(name: str) -> None:
-        made, its_key = authority.issue(name)
-        for source, target in ((its_key, key), (made, cert)):
-            beside = target.with_suffix(".new")
-            beside.write_bytes(source.read_bytes())
-            beside.rename(target)
-
-    install("first")
-    for name, path in authority.variables(cert, key).items():
-        monkeypatch.setenv(name, path)
-    master = make_master()
-    owner = make_worker(16 * MIB, at=master)
-    assert owner("result = store.put('k', b'v' * 1000)") == 0
-    old = greeted(master.port)
-    (info,) = segments(old, "k")
-    probe = ClientHttpServer(0, lambda: True, list)
-    cleanup.callback(probe.close)
-    wait_until(lambda: tried(master.metrics_port, "/health"))
-    doors = (master.port, tcp_port(info.tcp), master.metrics_port, probe.port)
-    assert [subject(port) for port in doors] == ["first"] * 4
-    install("second")
-    assert [subject(port) for port in doors] == ["second"] * 4
-    key.write_text("half of a k")
-    with caplog.at_level(logging.WARNING):
-        assert [subject(port) for port in doors] == ["second"] * 4
-        assert [subject(port) for port in doors] == ["second"] * 4
-    assert caplog.text.count("goes on being used") == 1, "once a change"
-    install("third")
-    assert [subject(port) for port in doors] == ["third"] * 4
-    assert segments(old, "k") == [info], "who was there stays"
-    assert owner("result = store.get('k') == b'v' * 1000")
-    old.close()
-
-
-def test_nothing_is_said_without_the_variables(monkeypatch):
-    for name in NAMES:
-        monkeypatch.delenv(name, raising=False)
-    assert read_files() is None
-    assert tls.contexts() is None
+    assert wait_until(status, 20) == 200
+    assert b"this port speaks TLS" in plain_answer(port)
