@@ -89,7 +89,11 @@ class Master:
         out = open(self._log, "ab") if self._log else subprocess.DEVNULL  # noqa: SIM115
         self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
         if not self._prefix:
-            wait_until(self.answers, what="the master's port")
+            try:
+                wait_until(self.answers, what="the master's port")
+            except BaseException:
+                self.kill()
+                raise
 
     def answers(self) -> bool:
         assert self.process.poll() is None, "the master ended at once"
