@@ -5,7 +5,7 @@ import logging
 import socket
 from types import SimpleNamespace
 
-from mooncake.rpc.client import parse_address
+from mooncake.rpc.place import parse_address
 from mooncake.vllm.push.loop import LoopThread
 from mooncake.vllm.push.routes import Ranks
 from mooncake.vllm.push.serving import SCHEME, Server

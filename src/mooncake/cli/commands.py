@@ -2,7 +2,7 @@
 
 import sys
 
-from mooncake.cli import bench, doctor, up
+from mooncake.cli import bench, doctor, tenant, up
 from mooncake.cli.arguments import Parser
 from mooncake.errors import MooncakeError
 from mooncake.version import __version__
@@ -16,6 +16,7 @@ def main() -> int:
     up.add_parser(commands)
     bench.add_parser(commands)
     doctor.add_parser(commands)
+    tenant.add_parser(commands)
     arguments = parser.parse_args()
     try:
         code: int = arguments.run(arguments)

@@ -22,6 +22,7 @@ from mooncake.rpc.client import Client
 from mooncake.rpc.disk_messages import DiskSettings
 from mooncake.rpc.messages import PROTOCOL, Codes, Hello, Ping, Serve
 from mooncake.rpc.place import MasterPlace
+from mooncake.security.tls_files import check_files
 from mooncake.transfer.host import host_id
 from mooncake.transfer.listening import join_host, listen_address, split_host
 from mooncake.transfer.metadata.backends import is_peer_to_peer
@@ -74,6 +75,7 @@ class ClientConfig:
 
     def check(self) -> None:
         """Raise ConfigError, with one sentence, for what cannot work."""
+        check_files()
         if not self.local_hostname:
             raise ConfigError(
                 "local_hostname is empty; give the host name or address that other hosts reach this one by"

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 from mooncake.errors import ErrorCode, StoreError
 from mooncake.master.granting import Wish
 from mooncake.master.handlers import Reply, handles, in_steps
+from mooncake.master.limits import check_count
 from mooncake.rpc import messages as m
 from mooncake.rpc.message import Message
 
 if TYPE_CHECKING:
     from mooncake.master.service import Session
 
-MOST_KEYS = 1_000_000
 EXIST_AT_ONCE = 2000  # 0.1-0.6 us a key
 _READ_AT_ONCE = 1000  # 0.5-1 us
 _START_AT_ONCE = 256  # 4-8 us
@@ -38,11 +38,6 @@ def _name(session: Session) -> str:
 
 def _check_keys(keys: list[str]) -> None:
     check_count(len(keys))
-
-
-def check_count(count: int) -> None:
-    if count > MOST_KEYS:
-        raise StoreError(ErrorCode.INVALID_PARAMS, f"{count} keys in one request; at most {MOST_KEYS}")
 
 
 # ---------------------------------------------------------------- reading

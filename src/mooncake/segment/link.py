@@ -20,6 +20,7 @@ from mooncake.rpc.messages import (
     DECODERS,
     KINDS,
     PROTOCOL,
+    SEGMENT,
     Codes,
     Failure,
     Heartbeat,
@@ -64,7 +65,7 @@ class MasterLink(threading.Thread):
         self._master = self._place.text
         self._info = info
         self._owner = owner
-        self.hello = Hello(PROTOCOL, __version__, "segment", info.client, info.host)
+        self.hello = Hello(PROTOCOL, __version__, SEGMENT, info.client, info.host)
         self._copies = Copies(owner.memory, self.hello)
         self._stopping = threading.Event()
         self._wake_read, self._wake_write = os.pipe()
