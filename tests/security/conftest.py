@@ -4,6 +4,9 @@ import pytest
 
 from tests.processes import Worker
 from tests.security.authority import Authority
+from tests.ssd.conftest import disk, make_disk_store, make_disk_worker
+
+__all__ = ["disk", "make_disk_store", "make_disk_worker"]
 
 NAMES = ("MOONCAKE_TLS_CERT", "MOONCAKE_TLS_KEY", "MOONCAKE_TLS_CA")
 

@@ -34,6 +34,8 @@ from tests.processes import BIN, free_port, wait_until
 from tests.rest.conftest import RestService
 from tests.security.conftest import NAMES
 from tests.security.tls_ports import HELLO, asked, is_served, plain_answer, tried
+from tests.ssd.conftest import pattern
+from tests.ssd.test_together import kinds
 from tests.wire import greeted, segments
 
 MIB = 1 << 20
@@ -116,6 +118,18 @@ def test_vectors_of_small_and_large_pieces(encrypted, make_store, make_worker, m
         end = keys * count * unit
         assert (back[:end] == memory[:end]).all()
         back[:] = 0
+
+
+def test_a_value_in_parts_is_fetched_to_one_disk(encrypted, secret, make_master, make_disk_store, make_disk_worker):
+    master, size = make_master("--enable_offload", "--default_kv_lease_ttl=200"), 24 * MIB + 4321
+    store = make_disk_store(master, segment=16 * MIB, wait=False)
+    make_disk_worker(master, segment=16 * MIB, wait=False)
+    for key in ("k0", "k1"):  # each takes more than either segment has
+        wait_until(lambda key=key: store.put(key, pattern(key, size)) == 0, 20, "a put")
+        wait_until(lambda key=key: "disk" in kinds(store, key), 20, "its copy on disk")
+        assert store.get(key) == pattern(key, size)
+    wait_until(lambda: kinds(store, "k0") == ["disk"], 10, "its leaving memory")
+    assert store.get("k0") == pattern("k0", size)
 
 
 def engine() -> TransferEngine:

@@ -92,17 +92,19 @@ async def _run(settings: Settings) -> None:
     metadata_socket = _listen_for_metadata(values)
     if policy is not None and values["tenant_quota_connector_uri"]:
         loop.add_signal_handler(signal.SIGHUP, lambda: None)  # nobody's quotas yet
-    _check_secrets(config, values)
     for note in settings.notes:
         logger.warning("%s", note)
     if not values["enable_ha"]:
         service = await _serve(config, _port_flag(values), snapshots)
+        _warn_if_exposed(config, values)
         await _serve_until(stopped, service, settings, policy, admin_socket, _start_metadata(values, metadata_socket))
         return
     from mooncake.cli.standing import Standing
 
+    _check_secrets(config)
     rpc_socket = _listen(config.rpc_address, config.rpc_port, "rpc_address", _port_flag(values))
     standing = Standing(values, config.rpc_address, rpc_socket)
+    _warn_if_exposed(config, values)
     metadata = loop.create_task(_start_metadata(values, metadata_socket))
     reign = await standing.wait(admin_socket, stopped)
     if reign is None:
@@ -119,14 +121,16 @@ async def _run(settings: Settings) -> None:
         standing.begin_anew()
 
 
-def _check_secrets(config: MasterConfig, values: Mapping[str, Value]) -> None:
-    """Raises ConfigError for what a master could not serve with; a standby says it now, not when it is elected."""
-    secret = read_secret()
+def _check_secrets(config: MasterConfig) -> None:
+    """Raises ConfigError for what an elected master could not serve with: a standby says it now."""
     read_admin_key()
-    open_credentials(config.tenant_credentials_file, secret)
+    open_credentials(config.tenant_credentials_file, read_secret())
+
+
+def _warn_if_exposed(config: MasterConfig, values: Mapping[str, Value]) -> None:
     hosts = config.rpc_address, str(values["metrics_host"])
     exposed = [host for host in hosts if not is_loopback(host)]
-    warn_if_exposed(logger, "this master", (exposed or hosts)[0], secret)
+    warn_if_exposed(logger, "this master", (exposed or hosts)[0], read_secret())
 
 
 def _port_flag(values: Mapping[str, Value]) -> str:
