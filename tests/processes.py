@@ -91,7 +91,7 @@ class Master:
         if not self._prefix:
             try:
                 wait_until(self.answers, what="the master's port")
-            except AssertionError:
+            except BaseException:
                 self.kill()
                 raise
 

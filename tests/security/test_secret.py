@@ -322,3 +322,13 @@ def test_the_open_door_is_named(caplog):
         warn_if_exposed(log, "this one", host, None)
         warn_if_exposed(log, "this one", host, Secret(SECRET))
         assert len(caplog.records) == warns, host
+
+
+@pytest.mark.parametrize(
+    ("rpc", "http", "warns"), [("0.0.0.0", "127.0.0.1", 1), ("127.0.0.1", "0.0.0.0", 1), ("127.0.0.1", "127.0.0.1", 0)]
+)
+def test_a_master_warns_once(make_master, tmp_path, rpc, http, warns):
+    log = tmp_path / "log"
+    master = make_master(f"--rpc_address={rpc}", f"--metrics_host={http}", log=log)
+    master.get("/health")
+    assert log.read_text().count("knows no secret") == warns

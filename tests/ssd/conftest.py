@@ -44,7 +44,7 @@ def make_disk_store(disk, cleanup):
 
     def make(master, segment: int = 32 * MIB, path=disk, wait: bool = True):
         store = MooncakeDistributedStore()
-        before = _tiers(master)
+        before = _tiers(master) if wait else 0
         code = store.setup(
             "127.0.0.1", "P2PHANDSHAKE", segment, 64 * MIB, "tcp", "", master.address, None, True, str(path)
         )
@@ -64,7 +64,7 @@ def make_disk_worker(disk, cleanup):
     def make(master, segment: int = 32 * MIB, path=disk, wait: bool = True, **options):
         worker = Worker(**options)
         cleanup.callback(worker.close)
-        before = _tiers(master)
+        before = _tiers(master) if wait else 0
         assert worker(DISK_SETUP, segment=segment, path=str(path), master=master.address) == 0
         if wait:
             wait_until(lambda: _tiers(master) > before, what="the tier")

@@ -5,12 +5,14 @@ import re
 import signal
 import socket
 import subprocess
+import threading
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from mooncake.client.http import MOST, SILENCE, ClientHttpServer
 from mooncake.store import MooncakeDistributedStore
 from tests.processes import BIN, free_port, wait_until
 
@@ -245,3 +247,19 @@ def test_a_secret(monkeypatch, make_master, cleanup):
     bearer = {"Authorization": "Bearer a-secret-of-the-cluster"}
     with urlopen(Request(f"http://127.0.0.1:{port}/metrics", headers=bearer), timeout=5) as answer:
         assert "mooncake_client_master_reachable 1\n" in answer.read().decode()
+
+
+def test_a_crowd_takes_no_more_threads_than_there_are_places(cleanup):
+    """The longest there go, so that who asks now is answered; then all are gone."""
+    server = ClientHttpServer(0, lambda: True, list)
+    cleanup.callback(server.close)
+    before = threading.active_count()
+    crowd = []
+    for _ in range(4 * MOST):
+        sock = socket.create_connection(("127.0.0.1", server.port), 5)
+        cleanup.callback(sock.close)
+        sock.sendall(b"GET /health HTTP/1.1\r\n")
+        crowd.append(sock)
+        assert threading.active_count() - before <= 2 * MOST
+    assert ask(server.port, "/health")[0] == 200
+    wait_until(lambda: threading.active_count() <= before, 3 * SILENCE, "their threads have ended")

@@ -2,7 +2,7 @@
 
 import sys
 
-from mooncake.cli import bench, doctor, up, warm
+from mooncake.cli import bench, doctor, tenant, up, warm
 from mooncake.cli.arguments import Parser
 from mooncake.errors import MooncakeError
 from mooncake.version import __version__
@@ -17,6 +17,7 @@ def main() -> int:
     bench.add_parser(commands)
     doctor.add_parser(commands)
     warm.add_parser(commands)
+    tenant.add_parser(commands)
     arguments = parser.parse_args()
     try:
         code: int = arguments.run(arguments)

@@ -4,6 +4,7 @@ import errno
 import socket
 
 from mooncake.errors import ConfigError
+from mooncake.security.tls_files import check_files
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -19,6 +20,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 def bind(host: str, port: int) -> socket.socket:
     """As listen, but connections are refused until `listen` is called on it: who tries the port sees nobody yet."""
+    check_files()
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         bound = socket.socket(family)

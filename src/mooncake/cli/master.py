@@ -33,10 +33,12 @@ from mooncake.master.flags import Settings, help_text, parse_command_line, read_
 from mooncake.master.reign import Reign
 from mooncake.master.service import MasterService
 from mooncake.master.snapshots.settings import SnapshotSettings, snapshot_settings
+from mooncake.master.tenants.credentials import open_credentials
 from mooncake.master.tenants.policy import Policy, open_policy
 from mooncake.master.tenants.reload import reload_quotas
 from mooncake.rpc.descriptors import allow_many
-from mooncake.security.secret import warn_if_exposed
+from mooncake.security.secret import is_loopback, read_admin_key, read_secret, warn_if_exposed
+from mooncake.security.tls_files import check_files, name_files
 from mooncake.version import __version__
 
 if TYPE_CHECKING:
@@ -82,6 +84,8 @@ async def _run(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     for number in _SIGNALS:
         loop.add_signal_handler(number, stopped.set)
+    name_files(str(values["tls_cert_file"]), str(values["tls_key_file"]), str(values["tls_ca_file"]))
+    check_files()
     config, policy = _master_config(settings)
     snapshots = snapshot_settings(values)
     admin_socket = _listen(str(values["metrics_host"]), int(values["metrics_port"]), "metrics_host", "metrics_port")
@@ -92,12 +96,15 @@ async def _run(settings: Settings) -> None:
         logger.warning("%s", note)
     if not values["enable_ha"]:
         service = await _serve(config, _port_flag(values), snapshots)
+        _warn_if_exposed(config, values)
         await _serve_until(stopped, service, settings, policy, admin_socket, _start_metadata(values, metadata_socket))
         return
     from mooncake.cli.standing import Standing
 
+    _check_secrets(config)
     rpc_socket = _listen(config.rpc_address, config.rpc_port, "rpc_address", _port_flag(values))
     standing = Standing(values, config.rpc_address, rpc_socket)
+    _warn_if_exposed(config, values)
     metadata = loop.create_task(_start_metadata(values, metadata_socket))
     reign = await standing.wait(admin_socket, stopped)
     if reign is None:
@@ -112,6 +119,18 @@ async def _run(settings: Settings) -> None:
         await standing.resign()
     if reign.reason:
         standing.begin_anew()
+
+
+def _check_secrets(config: MasterConfig) -> None:
+    """Raises ConfigError for what an elected master could not serve with: a standby says it now."""
+    read_admin_key()
+    open_credentials(config.tenant_credentials_file, read_secret())
+
+
+def _warn_if_exposed(config: MasterConfig, values: Mapping[str, Value]) -> None:
+    hosts = config.rpc_address, str(values["metrics_host"])
+    exposed = [host for host in hosts if not is_loopback(host)]
+    warn_if_exposed(logger, "this master", (exposed or hosts)[0], read_secret())
 
 
 def _port_flag(values: Mapping[str, Value]) -> str:
@@ -156,7 +175,6 @@ async def _serve_until(
 ) -> None:
     """`metadata`: the HTTP metadata server, if there is one, when it has started."""
     values = settings.values
-    warn_if_exposed(logger, "this master", service.config.rpc_address, service.secret)
     service.tenant_policy = policy
     if policy is not None and values["tenant_quota_connector_uri"]:
         loop = asyncio.get_running_loop()
@@ -264,6 +282,7 @@ def _master_config(settings: Settings) -> tuple[MasterConfig, Policy | None]:
         kv_events_legacy=bool(values["kv_events_emit_legacy_compat"]),
         kv_events_with_keys=bool(values["kv_events_emit_object_key"]),
         tenant_quotas=None if policy is None else policy.load(),
+        tenant_credentials_file="" if policy is None else str(values["tenant_credentials_file"]),
     )
     return config, policy
 

@@ -21,7 +21,7 @@ from mooncake.master.ha_settings import election_text, published_address
 from mooncake.master.reign import Reign
 from mooncake.master.service import MasterService
 from mooncake.master.standby import StandbyAdmin, StandbyPort
-from mooncake.security.secret import read_secret
+from mooncake.security.secret import read_admin_key, read_secret
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Standing:
 
     async def wait(self, admin_socket: socket.socket, stopped: asyncio.Event) -> Reign | None:
         """Until elected; None: until stopped."""
-        port, admin = StandbyPort(self._candidate), StandbyAdmin(self._candidate, read_secret())
+        port, admin = StandbyPort(self._candidate), StandbyAdmin(self._candidate, read_admin_key(), read_secret())
         await port.start(self._rpc_socket.dup())
         await admin.start(admin_socket.dup())
         self._candidate.start()

@@ -3,21 +3,27 @@
 In threads of its own, used by a probe now and then; the standard library's server is enough.
 """
 
+import contextlib
 import json
 import logging
+import socket
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from mooncake.errors import ConfigError
 from mooncake.rpc.figures import exposition, summary
 from mooncake.rpc.segment_messages import Family
+from mooncake.security.anteroom import Anteroom
 from mooncake.security.secret import BEARER_MISSING, read_secret
+from mooncake.security.tls_files import CLIENT_HELLO, PLAIN_HTTP, check_files, speaks_tls
 
 logger = logging.getLogger("mooncake.client")
 
 _LOOK = 0.1  # seconds that `close` may take
 SILENCE = 5.0  # seconds after which a connection that asks nothing is closed
+MOST = 64  # connections
 
 
 class ClientHttpServer:
@@ -29,6 +35,7 @@ class ClientHttpServer:
         """Raises ConfigError if the port cannot be had."""
 
         secret = read_secret()
+        check_files()
 
         class Handler(BaseHTTPRequestHandler):
             timeout = SILENCE
@@ -88,7 +95,66 @@ class ClientHttpServer:
 
 
 class _Server(ThreadingHTTPServer):
+    """Each connection has a thread, and at most MOST may: when there are more, the one that has been there longest
+    goes."""
+
     daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._anteroom = Anteroom(MOST)
+        self._places = threading.BoundedSemaphore(2 * MOST)  # some of those that were told to go have not gone yet
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._places.acquire()
+        visitor = _Visitor(request)
+        visitor.ticket = self._anteroom.enter(visitor.push_out)
+        try:
+            threading.Thread(
+                target=self._serve, args=(visitor, client_address), name="mooncake-client-http", daemon=True
+            ).start()
+        except RuntimeError:
+            self._let_go(visitor)
+            raise
+
+    def _serve(self, visitor: "_Visitor", client_address: Any) -> None:
+        try:
+            visitor.stream.settimeout(SILENCE)
+            if speaks_tls():
+                visitor.speak_tls()
+            self.finish_request(visitor.stream, client_address)
+        except (OSError, ValueError):  # ConfigError is a ValueError
+            self.handle_error(visitor.stream, client_address)
+        finally:
+            self._let_go(visitor)
+
+    def _let_go(self, visitor: "_Visitor") -> None:
+        self._anteroom.leave(visitor.ticket)
+        self.shutdown_request(visitor.stream)
+        self._places.release()
 
     def handle_error(self, request: object, client_address: object) -> None:
         logger.debug("a request from %s failed", client_address, exc_info=True)
+
+
+class _Visitor:
+    def __init__(self, stream: socket.socket) -> None:
+        self.stream = stream
+        self.ticket = 0
+
+    def push_out(self) -> None:
+        """Its thread notices."""
+        with contextlib.suppress(OSError):
+            self.stream.shutdown(socket.SHUT_RDWR)
+
+    def speak_tls(self) -> None:
+        """Raises OSError, ConfigError."""
+        from mooncake.rpc.tls_socket import wrap_server
+
+        if self.stream.recv(1, socket.MSG_PEEK) != CLIENT_HELLO:
+            self.stream.sendall(PLAIN_HTTP)
+            raise ConnectionError("it does not speak TLS")
+        wrapped = wrap_server(self.stream)
+        self.stream = wrapped
+        wrapped.do_handshake()

@@ -25,6 +25,7 @@ from mooncake.rpc.disk_messages import DiskSettings
 from mooncake.rpc.messages import PROTOCOL, Codes, Hello, Ping
 from mooncake.rpc.place import MasterPlace
 from mooncake.rpc.serving_messages import Serve
+from mooncake.security.tls_files import check_files
 from mooncake.transfer.host import host_id
 from mooncake.transfer.listening import join_host, listen_address, split_host
 from mooncake.transfer.metadata.backends import is_peer_to_peer
@@ -80,6 +81,7 @@ class ClientConfig:
 
     def check(self) -> None:
         """Raise ConfigError, with one sentence, for what cannot work."""
+        check_files()
         if not self.local_hostname:
             raise ConfigError(
                 "local_hostname is empty; give the host name or address that other hosts reach this one by"

@@ -18,6 +18,7 @@ from mooncake.rpc.messages import PROTOCOL, Hello, Ping
 from mooncake.rpc.place import parse_address
 from mooncake.rpc.sockets import connect, set_time_limit
 from mooncake.security.secret import authorization
+from mooncake.security.tls_files import scheme
 from mooncake.transfer.host import host_id
 from mooncake.transfer.listening import join_host
 from mooncake.version import __version__
@@ -78,7 +79,7 @@ def _ask_master(place: PoolPlace, subject: str, host: str, port: int) -> list[Fi
     try:
         set_time_limit(sock, place.limit)
         hello = Hello(PROTOCOL, __version__, "client", f"{secrets.randbits(63)}-{secrets.randbits(63)}", host_id())
-        welcome = connection.greet(hello)
+        welcome = connection.greet_as_tenant(hello)
         connection.call(Ping())
     except BlockingIOError:
         return [_silent(subject, host, port, place.limit)]
@@ -162,9 +163,9 @@ def _find_http(place: PoolPlace) -> tuple[str, str]:
             ports = [port for port in processes.listening_ports(pid) if port != parse_address(place.master)[1]] or ports
     reason = ""
     for port in ports:
-        url = f"http://{shown}:{port}"
+        url = f"{scheme()}://{shown}:{port}"
         try:
-            web.get(f"{url}/health", place.limit)
+            web.get(f"{url}/health", place.limit, cluster=True)
         except web.NoAnswerError as error:
             reason = f"{url}: {error}"
         else:
@@ -174,7 +175,7 @@ def _find_http(place: PoolPlace) -> tuple[str, str]:
 
 def _segments(url: str, limit: float) -> list[Finding]:
     try:
-        segments = web.get_json(f"{url}/get_segments_detail", limit, authorization())["segments"]
+        segments = web.get_json(f"{url}/get_segments_detail", limit, authorization(), cluster=True)["segments"]
     except web.NoAnswerError as error:
         return [unknown(AREA, "segments", str(error))]
     if not segments:
@@ -218,7 +219,7 @@ def _refuses(endpoint: str, limit: float) -> str:
 
 def _keys(url: str, limit: float) -> list[Finding]:
     try:
-        text = web.get(f"{url}/get_all_keys", limit, _MOST_KEYS, authorization())
+        text = web.get(f"{url}/get_all_keys", limit, _MOST_KEYS, authorization(), cluster=True)
     except web.NoAnswerError as error:
         return [unknown(AREA, "keys", str(error))]
     keys = text.split("\n")[:-1]
@@ -283,7 +284,7 @@ def _sizes(url: str, limit: float, subject: str, matches: list[re.Match[str]]) -
         step = max(len(keys) // _SIZED_KEYS, 1)
         asked = ",".join(quote(key) for key in keys[::step][:_SIZED_KEYS])
         try:
-            data = web.get_json(f"{url}/batch_query_keys?keys={asked}", limit)["data"]
+            data = web.get_json(f"{url}/batch_query_keys?keys={asked}", limit, authorization(), cluster=True)["data"]
         except web.NoAnswerError as error:
             return [unknown(AREA, subject, f"sizes of blocks: {error}")]
         sizes = sorted({place["size_"] for one in data.values() for place in one["values"] or []})
@@ -310,7 +311,7 @@ def look_at_metadata(place: PoolPlace) -> list[Finding]:
             return [fail(AREA, subject, f"{place.metadata} cannot be reached: {reason}", "Start it, or correct it.")]
         return [ok(AREA, subject, f"{text}, which it takes")]
     try:
-        web.get(f"{place.metadata}?key=mooncake-doctor", place.limit, headers=authorization())
+        web.get(f"{place.metadata}?key=mooncake-doctor", place.limit, headers=authorization(), cluster=True)
     except web.StatusError as error:
         if error.status == 404:  # what it says of a key that is not there
             return [ok(AREA, subject, f"{place.metadata} answers")]

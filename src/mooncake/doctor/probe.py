@@ -10,7 +10,6 @@ import random
 import secrets
 import time
 from collections.abc import Sequence
-from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -102,10 +101,8 @@ def _metric(instance: Instance, name: str, limit: float, **labels: str) -> float
 
 def _ask(instance: Instance, prompt: str) -> None:
     """One token.  Raises NoAnswerError."""
-    parts = urlsplit(instance.url)
     body = {"model": instance.known["served as"], "prompt": prompt, "max_tokens": 1, "temperature": 0}
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = kind(parts.hostname or "", parts.port, timeout=ANSWER_LIMIT)
+    connection = web.connect(instance.url, ANSWER_LIMIT)
     try:
         connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
         answer = connection.getresponse()

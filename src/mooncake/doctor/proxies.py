@@ -10,7 +10,7 @@ def look_at_proxy(url: str, limit: float) -> tuple[list[Finding], list[str]]:
     """Findings, and the URLs of its instances."""
     subject = url.removeprefix("http://")
     try:
-        status = web.get_json(f"{url.rstrip('/')}/status", limit)
+        status = web.get_json(f"{url.rstrip('/')}/status", limit, cluster=True)
         instances = [(half, one) for half in ("prefill", "decode") for one in status[half]]
     except web.NoAnswerError as error:
         return [fail(AREA, subject, f"it does not answer: {error}", "Start mooncake_proxy, or correct the URL.")], []

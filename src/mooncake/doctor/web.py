@@ -6,6 +6,9 @@ import time
 from typing import Any
 from urllib.parse import urlsplit
 
+from mooncake.errors import ConfigError
+from mooncake.security.https import cluster_context, outside_context
+
 _PIECE = 64 << 10
 
 
@@ -19,17 +22,32 @@ class StatusError(NoAnswerError):
         self.status = status
 
 
-def get(url: str, limit: float, most: int = 4 << 20, headers: dict[str, str] | None = None) -> str:
-    """The body's first `most` bytes as text.  Raises NoAnswerError, StatusError; within `limit` seconds."""
+def connect(url: str, limit: float, cluster: bool = False) -> http.client.HTTPConnection:
+    """A connection that is still to be opened.  `cluster`: to one of the cluster's own servers, not vLLM's.  Raises
+    NoAnswerError."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise NoAnswerError(f"{url} is not a URL; expected one such as http://127.0.0.1:8000")
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    deadline = time.monotonic() + limit
     try:
-        connection = kind(parts.hostname, parts.port, timeout=limit)
+        if parts.scheme == "http":
+            return http.client.HTTPConnection(parts.hostname, parts.port, timeout=limit)
+        context = cluster_context() if cluster else outside_context()
+        return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=limit, context=context)
+    except ConfigError as error:
+        raise NoAnswerError(str(error)) from None
     except (http.client.InvalidURL, ValueError) as error:
         raise NoAnswerError(f"{url} is not a URL: {error}") from None
+
+
+def get(
+    url: str, limit: float, most: int = 4 << 20, headers: dict[str, str] | None = None, cluster: bool = False
+) -> str:
+    """The body's first `most` bytes as text.  `cluster`: as in `connect`.
+
+    Raises NoAnswerError, StatusError; within `limit` seconds."""
+    parts = urlsplit(url)
+    deadline = time.monotonic() + limit
+    connection = connect(url, limit, cluster)
     try:
         target = f"{parts.path}?{parts.query}" if parts.query else parts.path or "/"
         connection.request("GET", target, headers=headers or {})
@@ -52,9 +70,9 @@ def get(url: str, limit: float, most: int = 4 << 20, headers: dict[str, str] | N
     return body[:most].decode(errors="replace")
 
 
-def get_json(url: str, limit: float, headers: dict[str, str] | None = None) -> Any:
+def get_json(url: str, limit: float, headers: dict[str, str] | None = None, cluster: bool = False) -> Any:
     """Raises NoAnswerError."""
-    text = get(url, limit, headers=headers)
+    text = get(url, limit, headers=headers, cluster=cluster)
     try:
         return json.loads(text)
     except ValueError:

@@ -205,6 +205,7 @@ class RpcInterface:
         from mooncake.rpc.client import Connection
         from mooncake.rpc.messages import PROTOCOL, Hello
         from mooncake.rpc.place import parse_address
+        from mooncake.rpc.sockets import connect, is_quiet
         from mooncake.security.secret import read_secret
         from mooncake.version import __version__
 
@@ -214,16 +215,10 @@ class RpcInterface:
                 if not idle:
                     break
                 stream = idle.pop()
-            with contextlib.suppress(OSError):
-                stream.setblocking(False)
-                try:
-                    stream.recv(1, socket.MSG_PEEK)
-                except BlockingIOError:
-                    stream.settimeout(self._limit)
-                    return stream
+            if is_quiet(stream):
+                return stream
             stream.close()
-        stream = socket.create_connection(parse_address(target), min(CONNECT_LIMIT, self._limit))
-        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        stream = connect(*parse_address(target), min(CONNECT_LIMIT, self._limit))
         stream.settimeout(self._limit)
         if read_secret() is not None:
             try:

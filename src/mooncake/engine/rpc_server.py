@@ -19,9 +19,11 @@ from mooncake.engine.received import (
     ReceivedTensor,
 )
 from mooncake.rpc.messages import PROTOCOL, Welcome
-from mooncake.rpc.porter import Porter
+from mooncake.rpc.porter import porter_for
 from mooncake.security.secret import read_secret
+from mooncake.security.tls_files import check_files
 from mooncake.transfer.listening import join_host
+from mooncake.transfer.stream import receive_new
 from mooncake.version import __version__
 
 logger = logging.getLogger("mooncake.engine")
@@ -43,6 +45,7 @@ class RpcServer:
     ) -> None:
         """Listen.  Raises OSError, ConfigError."""
         secret = read_secret()
+        check_files()
         host, port = address
         family, *_, where = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         self._listener = socket.create_server(where[:2], family=family, backlog=128)
@@ -54,7 +57,7 @@ class RpcServer:
         self._streams: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._stopped = threading.Event()
-        self._porter = None if secret is None else Porter(secret, _welcome, self._start, self._open.release)
+        self._porter = porter_for(secret, _welcome, self._start, self._open.release)
         threading.Thread(target=self._accept, name="mooncake-rpc-accept", daemon=True).start()
 
     def wait(self) -> None:
@@ -127,28 +130,16 @@ class RpcServer:
         self._open.release()
 
     def _receive(self, stream: socket.socket, source: str) -> ReceivedData | ReceivedTensor:
-        magic, length = PREFIX.unpack(_exactly(stream, PREFIX.size))
+        magic, length = PREFIX.unpack(receive_new(stream, PREFIX.size))
         if magic != MAGIC or length > LONGEST_HEAD:
             raise ValueError("it does not speak this protocol")
         stream.settimeout(self._limit)
-        head = _DECODE(_exactly(stream, length))
+        head = _DECODE(receive_new(stream, length))
         if not 0 <= head.size <= LARGEST_PAYLOAD:
             raise ValueError(f"a payload of {head.size} bytes")
-        payload = _exactly(stream, head.size)
+        payload = receive_new(stream, head.size)
         return ReceivedTensor(source, head, payload) if head.dtype else ReceivedData(source, payload)
 
 
 def _welcome() -> Welcome:
     return Welcome(PROTOCOL, __version__, 0, 0)
-
-
-def _exactly(stream: socket.socket, size: int) -> bytearray:
-    """Raises EOFError, OSError."""
-    data = bytearray(size)
-    at, view = 0, memoryview(data)
-    while at < size:
-        got = stream.recv_into(view[at:])
-        if not got:
-            raise EOFError("the peer closed the connection")
-        at += got
-    return data

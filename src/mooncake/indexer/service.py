@@ -16,6 +16,7 @@ from mooncake.indexer.index import Holding, Index, Known, Prefix, match
 from mooncake.indexer.metrics import CONTENT_TYPE, Metrics
 from mooncake.indexer.subscription import Subscription
 from mooncake.security.bearer import require_bearer
+from mooncake.security.http_port import serve_http
 from mooncake.security.secret import read_secret
 
 logger = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ class Indexer:
         router.add_get("/metrics", self._get_metrics)
         self._runner = web.AppRunner(application, access_log=None, handle_signals=False, shutdown_timeout=0.5)
         await self._runner.setup()
-        await web.SockSite(self._runner, listening, backlog=1024).start()
+        await serve_http(self._runner, listening, backlog=1024)
 
     async def stop(self) -> None:
         await self._runner.cleanup()

@@ -16,12 +16,13 @@ from mooncake.election.base import View
 from mooncake.errors import ErrorCode, StoreError
 from mooncake.master.drain_admin import DrainRoutes
 from mooncake.master.metrics import CONTENT_TYPE, Metrics
-from mooncake.master.replies import failure, health_reply, json_reply, leader_reply
+from mooncake.master.replies import OF_TENANTS, failure, health_reply, json_reply, leader_reply
 from mooncake.master.service import MasterService
 from mooncake.master.summary import Summary
 from mooncake.master.tenants.admin import TenantRoutes
 from mooncake.master.tenants.names import scope_of, wrong_name
-from mooncake.security.bearer import require_bearer
+from mooncake.security.bearer import require_admin_key
+from mooncake.security.http_port import serve_http
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ class AdminServer:
 
     async def start(self, listening: socket.socket) -> None:
         await self._runner.setup()
-        await web.SockSite(self._runner, listening).start()
+        await serve_http(self._runner, listening)
 
     async def stop(self) -> None:
         await self._runner.cleanup()
@@ -65,9 +66,9 @@ class AdminServer:
             await asyncio.sleep(REPORT_SECONDS)
 
     def _application(self) -> web.Application:
-        application = web.Application(
-            middlewares=[*require_bearer(self._service.secret), self._only_while_leading, _answer_failures]
-        )
+        service = self._service
+        checks = require_admin_key(service.admin_key, service.secret, of_tenants=OF_TENANTS)
+        application = web.Application(middlewares=[*checks, self._only_while_leading, _answer_failures])
         get, post = application.router.add_get, application.router.add_post
         get("/metrics", self._get_metrics)
         get("/metrics/summary", self._get_summary)

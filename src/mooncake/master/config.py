@@ -73,5 +73,7 @@ class MasterConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The same where values are on disk too: a machine with disks may be away for longer."""
     tenant_quotas: Mapping[str, int] | None = None
     """Bytes by tenant; None: without tenants, in one name space."""
+    tenant_credentials_file: str = ""
+    """Who may be which tenant; "": whoever says so."""
     assembly_s: float = 60.0
     """How long the parts of a spanning value wait for the segment with the missing ones."""

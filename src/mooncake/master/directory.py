@@ -37,6 +37,7 @@ from mooncake.master.objects import (
     is_mounted,
     replicas,
 )
+from mooncake.master.patterns import searcher
 from mooncake.master.pool import Pool, Segment
 from mooncake.master.purging import purge, purge_disk
 from mooncake.master.puts import Puts
@@ -323,14 +324,7 @@ class Directory:
     def remove_regex(self, pattern: str, force: bool, scope: str = "") -> Generator[None, None, int]:
         """Remove the values of a scope in whose keys `pattern` is found; how many, in steps.  Linear in the key's
         length."""
-        import re2
-
-        options = re2.Options()
-        options.log_errors = False
-        try:
-            search = re2.compile(pattern, options).search
-        except re2.error:
-            raise StoreError(ErrorCode.INVALID_PARAMS, f"{pattern[:200]!r} is not a pattern of RE2") from None
+        search = searcher(pattern)
         if not scope:
             return self._remove_if(lambda key: search(key) is not None, force)
         return self._remove_if(lambda key: key.startswith(scope) and search(key[len(scope) :]) is not None, force)

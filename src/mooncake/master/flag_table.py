@@ -228,7 +228,11 @@ FLAGS: tuple[Flag, ...] = (
     _snapshot("snapshot_catalog_store_connstring", STRING, "", "How to reach that list: redis://HOST:PORT"),
     _snapshot("snapshot_catalog_backend_connstring", STRING, "", "Deprecated name of snapshot_catalog_store_connstring"),
     # Tenants, replication, events, metadata
+    Flag("tls_cert_file", STRING, "", "This process's certificate, in PEM form, as MOONCAKE_TLS_CERT"),
+    Flag("tls_key_file", STRING, "", "Its key, as MOONCAKE_TLS_KEY"),
+    Flag("tls_ca_file", STRING, "", "The certificate of the cluster's authority, as MOONCAKE_TLS_CA"),
     Flag("enable_multi_tenants", BOOL, False, "Give each tenant keys and a quota of its own"),
+    Flag("tenant_credentials_file", STRING, "", "The file that says how tenants prove who they are (empty: nobody does)", switches=("enable_multi_tenants",)),
     Flag("tenant_quota_connector_type", STRING, "file", "Where the tenants' quotas are kept", choices=("file", "etcd")),
     Flag("tenant_quota_connector_uri", STRING, "", "The YAML file with them (empty: only in memory), or HOST:PORT of etcd"),
     Flag("dynamic_replication_mode", STRING, "off", "Copy objects that are read often: off, observe or enforce", DYNAMIC_REPLICATION),

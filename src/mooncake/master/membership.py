@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from mooncake.errors import ErrorCode, StoreError
+
 
 class Client:
-    """One client process.  `puts`: its open puts, by sequence number."""
+    """One client process.  `puts`: its open puts, by sequence number.  `scope`: of the tenant that names keys as it;
+    None as long as only its segment server is there."""
 
-    __slots__ = ("connections", "gone_at", "host", "name", "puts")
+    __slots__ = ("connections", "gone_at", "host", "name", "puts", "scope")
 
     def __init__(self, name: str, host: str) -> None:
         self.name = name
         self.host = host
         self.connections = 0
         self.gone_at = 0.0
+        self.scope: str | None = None
         self.puts: set[int] = set()
 
 
@@ -27,11 +31,16 @@ class Clients:
     def __len__(self) -> int:
         return len(self._known) - len(self._leaving)
 
-    def arrive(self, name: str, host: str) -> Client:
-        """One more connection of `name`."""
+    def arrive(self, name: str, host: str, scope: str | None = None) -> Client:
+        """One more connection of `name`.  Raises StoreError if that is somebody of another tenant, whose puts it could
+        end."""
         client = self._known.get(name)
         if client is None:
             client = self._known[name] = Client(name, host)
+        if scope is not None:
+            if client.scope not in (None, scope):
+                raise StoreError(ErrorCode.ILLEGAL_CLIENT, "this client's id is that of another tenant's client")
+            client.scope = scope
         client.connections += 1
         self._leaving.pop(name, None)
         return client

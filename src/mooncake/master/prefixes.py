@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from mooncake.errors import ErrorCode, StoreError
 from mooncake.master.directory import Directory
 from mooncake.master.handlers import Reply, handles, in_steps
-from mooncake.master.requests import EXIST_AT_ONCE, check_count, from_the_end
+from mooncake.master.limits import check_count
+from mooncake.master.requests import EXIST_AT_ONCE, from_the_end
 from mooncake.rpc import messages as m
 from mooncake.rpc.message import Message
 

@@ -8,6 +8,9 @@ from aiohttp import web
 from mooncake.election.base import View
 from mooncake.errors import ErrorCode
 
+OF_TENANTS = frozenset({"/query_key", "/batch_query_keys", "/get_all_keys", "/api/v1/tenant_quotas"})
+"""Routes that show what belongs to any of them."""
+
 _JSON = "application/json"
 _HTTP_STATUS = {
     ErrorCode.INVALID_PARAMS: 400,

@@ -14,6 +14,7 @@ from mooncake.errors import ErrorCode, StoreError
 from mooncake.master.damage import drop_damaged
 from mooncake.master.granting import Wish
 from mooncake.master.handlers import Reply, handles, in_steps
+from mooncake.master.limits import check_count
 from mooncake.rpc import messages as m
 from mooncake.rpc.message import Message
 from mooncake.rpc.record_messages import Damaged
@@ -21,7 +22,6 @@ from mooncake.rpc.record_messages import Damaged
 if TYPE_CHECKING:
     from mooncake.master.service import Session
 
-MOST_KEYS = 1_000_000
 EXIST_AT_ONCE = 2000  # 0.1-0.6 us a key
 _READ_AT_ONCE = 1000  # 0.5-1 us
 _START_AT_ONCE = 256  # 4-8 us
@@ -40,11 +40,6 @@ def _name(session: Session) -> str:
 
 def _check_keys(keys: list[str]) -> None:
     check_count(len(keys))
-
-
-def check_count(count: int) -> None:
-    if count > MOST_KEYS:
-        raise StoreError(ErrorCode.INVALID_PARAMS, f"{count} keys in one request; at most {MOST_KEYS}")
 
 
 # ---------------------------------------------------------------- reading

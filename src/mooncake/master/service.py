@@ -10,12 +10,9 @@ import asyncio
 import gc
 import logging
 import os
-import socket
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
-
-import msgspec
 
 from mooncake.errors import ErrorCode, StoreError
 from mooncake.master import (  # noqa: F401 -- they add handlers
@@ -28,28 +25,35 @@ from mooncake.master import (  # noqa: F401 -- they add handlers
 from mooncake.master.config import MasterConfig
 from mooncake.master.counters import Counters
 from mooncake.master.directory import Directory
-from mooncake.master.handlers import HANDLERS, Reply, in_steps, must_wait_for, when_ended
+from mooncake.master.handlers import HANDLERS, Handler, Reply, in_steps, must_wait_for, when_ended
+from mooncake.master.limits import LONG_BODY, check_long
+from mooncake.master.listening import listen
 from mooncake.master.membership import Client
 from mooncake.master.pool import Segment
+from mooncake.master.refusals import failed, refusal
 from mooncake.master.reign import Reign
+from mooncake.master.roles import ROLES, handlers_of
+from mooncake.master.tenants.credentials import open_credentials
 from mooncake.master.tenants.names import scope_of, wrong_name
 from mooncake.master.tenants.policy import Policy
 from mooncake.master.tenants.scoping import scope_request
 from mooncake.rpc import frame
 from mooncake.rpc.handshake import MOST_BYTES, Guard
 from mooncake.rpc.message import Message
-from mooncake.rpc.messages import DECODERS, KINDS, PROTOCOL, Exist, ExistReply, Failure, Hello, Welcome, encode
+from mooncake.rpc.messages import DECODERS, KINDS, PROTOCOL, SEGMENT, Exist, ExistReply, Hello, Welcome, encode
 from mooncake.rpc.sockets import notice_lost_hosts
 from mooncake.security.anteroom import LIMIT, Anteroom
-from mooncake.security.secret import read_secret
+from mooncake.security.secret import read_admin_key, read_secret
 from mooncake.version import __version__
 
 if TYPE_CHECKING:
+    import socket
+
     from mooncake.master.kv_publisher import KvPublisher
+    from mooncake.master.listening import Listening
 
 log = logging.getLogger("mooncake.master")
 
-_BACKLOG = 1024
 BUSY_TICK_S = 0.01
 IDLE_TICK_S = 0.1
 _COLLECT_S = 10.0
@@ -71,14 +75,15 @@ class MasterService:
         self.reign = reign  # None: it needs nobody's leave to serve
         self.directory = Directory(config, counters, term=0 if reign is None else reign.view.term)
         self.port = 0
-        self.secret = read_secret()
+        self.secret, self.admin_key = read_secret(), read_admin_key()
         self.anteroom = Anteroom()
         self.sessions: set[Session] = set()
         self._publisher: KvPublisher | None = None
         self.take_snapshot: Callable[[], Awaitable[str]] | None = None  # see snapshots.keeper
+        self.credentials = open_credentials(config.tenant_credentials_file, self.secret)
         self.tenant_policy: Policy | None = None  # where changes of quotas are kept,
         self.changing_quotas = asyncio.Lock()  # in the order in which they are asked for
-        self._server: asyncio.Server | None = None
+        self._server: Listening | None = None
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._working: asyncio.Handle | None = None
@@ -95,11 +100,8 @@ class MasterService:
             from mooncake.master.kv_publisher import publish_events
 
             self._publisher = publish_events(self.config, self.counters, self.directory.catalog)
-        if listening is None:
-            host, port = self.config.rpc_address, self.config.rpc_port
-            self._server = await self._loop.create_server(lambda: Session(self), host, port, backlog=_BACKLOG)
-        else:
-            self._server = await self._loop.create_server(lambda: Session(self), sock=listening, backlog=_BACKLOG)
+        address = self.config.rpc_address, self.config.rpc_port
+        self._server = await listen(listening or address, lambda: Session(self))
         self.port = self._server.sockets[0].getsockname()[1]
         gc.collect()
         gc.freeze()  # what is there now stays; a full collection then looks only at what came later,
@@ -244,7 +246,8 @@ class Session(asyncio.Protocol):
         self.segments: dict[int, Segment] = {}
         self.send_one_way = self._send_one_way  # one object, to know it again
         self.in_turn = asyncio.Lock()  # for what must keep its order though it takes several steps
-        self._guard = Guard(service.secret)
+        self._handlers: Mapping[int, Handler] = HANDLERS
+        self._guard = Guard(service.secret, self._vet)
         self._ticket = 0
         self._reader = frame.FrameReader(frame.MAX_BODY if self._guard.is_open else MOST_BYTES)
         self._unanswered: list[frame.Frame] = []
@@ -374,12 +377,14 @@ class Session(asyncio.Protocol):
                 raise StoreError(ErrorCode.INVALID_PARAMS, f"unknown message kind {got.kind}")
             if got.kind == _EXIST and (again := self._asked_again(got)) is not None:
                 return again
+            if len(got.body) > LONG_BODY:
+                check_long(got.body)
             message = decoder.decode(got.body)
             if self.client is None:
                 return self._greet(got, message)
-            handler = HANDLERS.get(got.kind)
+            handler = self._handlers.get(got.kind)
             if handler is None:
-                raise StoreError(ErrorCode.INVALID_PARAMS, f"{type(message).__name__} is not for the master")
+                raise StoreError(ErrorCode.INVALID_PARAMS, f"{type(message).__name__} is not for the master from here")
             if self.scope:
                 scope_request(message, self.scope)
             met = self.service.directory.puts.eager and must_wait_for(self, got.kind, message)
@@ -387,10 +392,10 @@ class Session(asyncio.Protocol):
         except Exception as error:
             if self.client is None and self._transport is not None:
                 self._warn(error)
-                self._transport.write(_refusal(got, error) or b"")
+                self._transport.write(refusal(got, error) or b"")
                 self._transport.close()
                 return None
-            return _refusal(got, error)
+            return refusal(got, error)
         if reply is None:
             return None
         if isinstance(reply, ExistReply) and len(reply.found) >= _MANY:
@@ -421,7 +426,7 @@ class Session(asyncio.Protocol):
             reply = await work
             raw = None if reply is None else frame.pack(got.kind, frame.REPLY, got.request_id, encode(reply))
         except Exception as error:
-            raw = _refusal(got, error)
+            raw = refusal(got, error)
         if raw is not None and self._transport is not None and not self._may_not_serve:
             self._transport.write(raw)
         self.service.flush()
@@ -445,7 +450,7 @@ class Session(asyncio.Protocol):
                 f"(version {message.version[:40]}) protocol {message.protocol}; install the same version on both sides",
             )
             return False
-        if message.role not in ("client", "segment") or not message.client:
+        if message.role not in ROLES or not message.client:
             self._close_after(got, ErrorCode.INVALID_PARAMS, f"unknown role {message.role[:40]!r} or no client id")
             return False
         wrong = wrong_name(message.tenant) if self.service.directory.tenants is not None else ""
@@ -454,41 +459,33 @@ class Session(asyncio.Protocol):
             return False
         return True
 
+    def _vet(self, proof: bytes, client_nonce: bytes, nonce: bytes) -> None:
+        """Raises StoreError unless it is of the tenant that it said."""
+        credentials, hello = self.service.credentials, self.hello
+        if credentials is not None and hello is not None and hello.role != SEGMENT:
+            credentials.vet(hello.tenant, proof, client_nonce, nonce)
+
     def _arrive(self) -> Welcome:
         """It is one of us."""
         assert self.hello is not None
+        directory, hello = self.service.directory, self.hello
+        is_client, tenants = hello.role != SEGMENT, directory.tenants is not None
+        if tenants and is_client:
+            self.scope = scope_of(hello.tenant)
+        self.client = directory.clients.arrive(hello.client, hello.host, self.scope if is_client else None)
+        self._handlers = handlers_of(hello.role, tenants)
         self._reader.most = frame.MAX_BODY
         self.service.anteroom.leave(self._ticket)
-        directory = self.service.directory
-        if directory.tenants is not None and self.hello.role == "client":
-            self.scope = scope_of(self.hello.tenant)
-        self.client = directory.clients.arrive(self.hello.client, self.hello.host)
         return Welcome(PROTOCOL, __version__, directory.term, self.service.config.lease_ms)
 
     def _close_after(self, got: frame.Frame, code: ErrorCode, text: str) -> None:
         if self._transport is not None:
-            self._transport.write(_failed(got, code, text))
+            self._transport.write(failed(got, code, text))
             self._transport.close()
 
     def _send_one_way(self, message: Message) -> None:
         if self._transport is not None:
             self._transport.write(frame.pack(KINDS[type(message)], frame.ONE_WAY, 0, encode(message)))
-
-
-def _refusal(got: frame.Frame, error: Exception) -> bytes | None:
-    if isinstance(error, StoreError):
-        code, text = error.code, str(error)
-    elif isinstance(error, msgspec.MsgspecError):
-        code, text = ErrorCode.INVALID_PARAMS, f"message of kind {got.kind} cannot be decoded: {error}"
-    else:
-        log.error("request of kind %d failed", got.kind, exc_info=error)
-        code, text = ErrorCode.INTERNAL_ERROR, f"{type(error).__name__}: {error}"
-    return None if got.flags & frame.ONE_WAY else _failed(got, code, text)
-
-
-def _failed(got: frame.Frame, code: ErrorCode, text: str) -> bytes:
-    flags = frame.REPLY | frame.FAILED
-    return frame.pack(got.kind, flags, got.request_id, encode(Failure(int(code), text)))
 
 
 async def serve(config: MasterConfig, counters: Counters) -> MasterService:

@@ -3,19 +3,24 @@
 import asyncio
 import logging
 import socket
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from aiohttp import web
 
 from mooncake.errors import ErrorCode
 from mooncake.master.candidate import Candidate
-from mooncake.master.replies import health_reply, json_reply, leader_reply
+from mooncake.master.listening import listen
+from mooncake.master.refusals import failed
+from mooncake.master.replies import OF_TENANTS, health_reply, json_reply, leader_reply
 from mooncake.rpc import frame
 from mooncake.rpc.handshake import MOST_BYTES
-from mooncake.rpc.messages import Failure, encode
 from mooncake.security.anteroom import LIMIT
-from mooncake.security.bearer import require_bearer
+from mooncake.security.bearer import require_admin_key
+from mooncake.security.http_port import serve_http
 from mooncake.security.secret import Secret
+
+if TYPE_CHECKING:
+    from mooncake.master.listening import Listening
 
 log = logging.getLogger("mooncake.master")
 
@@ -27,12 +32,11 @@ class StandbyPort:
 
     def __init__(self, candidate: Candidate) -> None:
         self._candidate = candidate
-        self._server: asyncio.Server | None = None
+        self._server: Listening | None = None
         self._open: set[asyncio.Transport] = set()
 
     async def start(self, listening: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Refusal(self._candidate, self._open), sock=listening)
+        self._server = await listen(listening, lambda: _Refusal(self._candidate, self._open))
 
     def close(self) -> None:
         if self._server is not None:
@@ -62,9 +66,7 @@ class _Refusal(asyncio.Protocol):
         try:
             for got in self._reader.feed(data):
                 if not got.flags & frame.ONE_WAY:
-                    refusal = encode(Failure(int(_CODE), why_refused(self._candidate)))
-                    flags = frame.REPLY | frame.FAILED
-                    self._transport.write(frame.pack(got.kind, flags, got.request_id, refusal))
+                    self._transport.write(failed(got, _CODE, why_refused(self._candidate)))
                 self._transport.close()
         except frame.FramingError:
             self._transport.abort()
@@ -82,9 +84,9 @@ def why_refused(candidate: Candidate) -> str:
 class StandbyAdmin:
     """The HTTP interface of a standby."""
 
-    def __init__(self, candidate: Candidate, secret: Secret | None) -> None:
+    def __init__(self, candidate: Candidate, admin_key: Secret | None, secret: Secret | None) -> None:
         self._candidate = candidate
-        application = web.Application(middlewares=require_bearer(secret))
+        application = web.Application(middlewares=require_admin_key(admin_key, secret, of_tenants=OF_TENANTS))
         get = application.router.add_get
         get("/health", self._get_health)
         get("/role", self._get_role)
@@ -97,7 +99,7 @@ class StandbyAdmin:
 
     async def start(self, listening: socket.socket) -> None:
         await self._runner.setup()
-        await web.SockSite(self._runner, listening).start()
+        await serve_http(self._runner, listening)
 
     async def stop(self) -> None:
         await self._runner.cleanup()

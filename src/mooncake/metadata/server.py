@@ -18,6 +18,7 @@ from aiohttp import web
 
 from mooncake.metadata.table import LARGEST_VALUE, LONGEST_KEY, MetadataTable, TableFullError
 from mooncake.security.bearer import require_bearer
+from mooncake.security.http_port import serve_http
 from mooncake.security.secret import read_secret
 
 logger = logging.getLogger("mooncake.metadata")
@@ -52,7 +53,7 @@ class MetadataServer:
 
     async def start(self, listening: socket.socket) -> None:
         await self._runner.setup()
-        await web.SockSite(self._runner, listening).start()
+        await serve_http(self._runner, listening)
         self._sweeper = asyncio.create_task(self._sweep())
 
     async def stop(self) -> None:

@@ -21,6 +21,8 @@ from mooncake.proxy.instances import ANY, Fleet, Instance, Role
 from mooncake.proxy.keeper import Keeper
 from mooncake.proxy.metrics import Metrics
 from mooncake.proxy.policies import POLICIES
+from mooncake.security.http_port import serve_http
+from mooncake.security.https import outside_context
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +44,7 @@ class Proxy:
         self._metrics.watch(self._fleet)
 
     async def start(self, listening: socket.socket) -> None:
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S, ssl=outside_context())
         self._session = aiohttp.ClientSession(
             connector=connector,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._config.limits.connect_s),
@@ -62,7 +64,7 @@ class Proxy:
             shutdown_timeout=_SHUTDOWN_S,
         )
         await self._runner.setup()
-        await web.SockSite(self._runner, listening, backlog=1024).start()
+        await serve_http(self._runner, listening, backlog=1024, public=True)
 
     async def stop(self) -> None:
         await self._runner.cleanup()

@@ -7,6 +7,7 @@ instance is registered in the indexer with its URL, or host:port of that, as `in
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Mapping
 from time import monotonic
 
@@ -18,6 +19,7 @@ from mooncake.proxy.config import ProxyConfig
 from mooncake.proxy.handoff import Body
 from mooncake.proxy.instances import Fleet, Role
 from mooncake.proxy.metrics import Metrics
+from mooncake.security.https import aiohttp_tls
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +81,7 @@ class Indexer:
         asked = {"model": body.get("model") or "", "token_ids": tokens}
         if isinstance(body.get("cache_salt"), str):
             asked["cache_salt"] = body["cache_salt"]
-        found = await self._post(self._url, asked, self._headers)
+        found = await self._post(self._url, asked, self._headers, aiohttp_tls())
         answer = msgspec.json.decode(found, type=dict[str, dict[str, _Match]])
         known = {name: match.longest_matched for tenant in answer.values() for name, match in tenant.items()}
         return {
@@ -103,8 +105,10 @@ class Indexer:
             return None
         return msgspec.json.decode(await self._post(one.path("/tokenize"), asked), type=_Tokens).tokens
 
-    async def _post(self, url: URL, body: Body, headers: Mapping[str, str] = _HEADERS) -> bytes:
-        async with self._session.post(url, data=msgspec.json.encode(body), headers=headers) as response:
+    async def _post(
+        self, url: URL, body: Body, headers: Mapping[str, str] = _HEADERS, tls: ssl.SSLContext | bool = True
+    ) -> bytes:
+        async with self._session.post(url, data=msgspec.json.encode(body), headers=headers, ssl=tls) as response:
             answer = await response.read()
             if 400 <= response.status < 500 and response.status != 401:
                 raise _Unfit

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from yarl import URL
 
 from mooncake.proxy.metrics import Metrics
+from mooncake.security.tls_files import scheme
 
 if TYPE_CHECKING:
     from mooncake.proxy.policies import Policy
@@ -85,7 +86,7 @@ class Instance:
     def bootstrap(self) -> str:
         """Base URL of the bootstrap server."""
         host = URL(self.url).host or ""
-        return f"http://[{host}]:{self.bootstrap_port}" if ":" in host else f"http://{host}:{self.bootstrap_port}"
+        return f"{scheme()}://{f'[{host}]' if ':' in host else host}:{self.bootstrap_port}"
 
     def next_engine(self) -> tuple[int, str]:
         """Data-parallel ranks take turns."""

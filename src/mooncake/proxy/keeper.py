@@ -6,6 +6,7 @@ connection or an error status ejects at once; silence only when it repeats, sinc
 
 import asyncio
 import logging
+import ssl
 
 import aiohttp
 import msgspec
@@ -13,6 +14,7 @@ import msgspec
 from mooncake.proxy.config import ProxyConfig
 from mooncake.proxy.handoff import is_straight
 from mooncake.proxy.instances import Fleet, Instance, Role, State
+from mooncake.security.https import aiohttp_tls
 
 logger = logging.getLogger(__name__)
 
@@ -98,8 +100,9 @@ class Keeper:
             logger.info("%s instance %s was restarted: it has new engine ids", instance.role, instance.url)
             instance.lose_dependents()  # decode halves wait for what the engine that is gone would have sent
 
-    async def _fetch(self, url: object) -> bytes:
-        async with self._session.get(str(url)) as response:
+    async def _fetch(self, url: object, tls: ssl.SSLContext | bool = True) -> bytes:
+        """`tls`: for an HTTPS server of the cluster, not of vLLM."""
+        async with self._session.get(str(url), ssl=tls) as response:
             if response.status != 200:
                 raise _Unwell(f"{url} answered {response.status}")
             return await response.read()
@@ -108,7 +111,7 @@ class Keeper:
         """What the bootstrap server knows; asked every time, since a restarted engine has a new id."""
         url = f"{instance.bootstrap}/query"
         try:
-            found = msgspec.json.decode(await self._fetch(url), type=dict[int, _Engine])
+            found = msgspec.json.decode(await self._fetch(url, aiohttp_tls()), type=dict[int, _Engine])
         except msgspec.DecodeError as error:
             raise _Unwell(f"{url} gave no engine ids ({error})") from None
         if not found:

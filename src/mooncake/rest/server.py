@@ -14,12 +14,17 @@ from aiohttp.typedefs import Middleware
 from mooncake.config_text import shown
 from mooncake.rest.bodies import BadRequestError, Body
 from mooncake.rest.modes import Modes, UnmountError
+from mooncake.rest.room import NoRoomError, Room
+from mooncake.security.http_port import serve_http
 from mooncake.security.secret import BEARER_MISSING, Secret, read_secret
 from mooncake.store import MooncakeDistributedStore
 
 logger = logging.getLogger("mooncake.rest")
 
 LARGEST_BODY = 100 << 20
+ALL_BODIES = 4 * LARGEST_BODY  # of the requests that are being worked on
+PATIENCE = 30.0  # seconds to wait for room
+BODY_LIMIT = 60.0  # seconds in which a body must have come
 LONGEST_KEY = 64 << 10
 LONGEST_GRACE = 3600  # seconds
 
@@ -44,7 +49,7 @@ class RestServer:
         self._directories = [os.path.realpath(directory) for directory in directories]
         self._executor = executor
         self._modes = Modes(store)
-        middlewares = [_as_json, *_asking_for(read_secret())]
+        middlewares = [_as_json, *_asking_for(read_secret()), _in_room(Room(ALL_BODIES, PATIENCE))]
         application = web.Application(client_max_size=LARGEST_BODY, middlewares=middlewares)
         application.add_routes(
             [
@@ -72,7 +77,7 @@ class RestServer:
     async def start(self, bound: socket.socket) -> None:
         """Listen on a bound socket.  Raises OSError."""
         await self._runner.setup()
-        await web.SockSite(self._runner, bound, backlog=1024).start()
+        await serve_http(self._runner, bound, backlog=1024)
 
     async def stop(self) -> None:
         """Requests under way are given a second."""
@@ -226,6 +231,25 @@ def _asking_for(secret: Secret | None) -> list[Middleware]:
     return [] if secret is None else [check]
 
 
+def _in_room(room: Room) -> Middleware:
+    """A body waits, unread, until there is room for it, and keeps that until the request is answered."""
+
+    @web.middleware
+    async def hold(request: web.Request, handler: Handler) -> web.StreamResponse:
+        size = LARGEST_BODY if request.content_length is None else request.content_length
+        if not request.can_read_body or size > LARGEST_BODY:
+            return await handler(request)
+        async with room.take(size):
+            try:
+                async with asyncio.timeout(BODY_LIMIT):
+                    await request.read()
+            except TimeoutError:
+                raise web.HTTPRequestTimeout from None
+            return await handler(request)
+
+    return hold
+
+
 @web.middleware
 async def _as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Every error as {"error": text}."""
@@ -235,6 +259,8 @@ async def _as_json(request: web.Request, handler: Handler) -> web.StreamResponse
         return web.json_response({"error": str(error)}, status=400)
     except FailedError as error:
         return web.json_response({"error": str(error)}, status=500)
+    except NoRoomError as error:
+        return web.json_response({"error": str(error)}, status=503, headers={"Retry-After": "1"})
     except web.HTTPRequestEntityTooLarge:
         return web.json_response({"error": f"the body is larger than {LARGEST_BODY >> 20} MB"}, status=400)
     except web.HTTPException as error:

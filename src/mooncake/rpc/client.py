@@ -15,12 +15,13 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from mooncake.errors import ErrorCode, StoreError, TimedOut, Unavailable
+from mooncake.errors import ConfigError, ErrorCode, StoreError, TimedOut, Unavailable
 from mooncake.rpc import frame, handshake
 from mooncake.rpc.message import Message
-from mooncake.rpc.messages import DECODERS, KINDS, REPLY_OF, Failure, Hello, PutStart, Welcome, encode
+from mooncake.rpc.messages import DECODERS, KINDS, REPLY_OF, SEGMENT, Failure, Hello, PutStart, Welcome, encode
 from mooncake.rpc.place import MasterPlace
 from mooncake.rpc.sockets import connect, send_soon, set_time_limit
+from mooncake.security.credential import read_credential
 
 Reply = TypeVar("Reply", bound=Message)
 
@@ -119,14 +120,26 @@ class Connection:
     def greet(self, hello: Hello) -> Welcome:
         """Say Hello, and prove the cluster's secret.  Raises OSError, StoreError with a sentence when the two sides do
         not go together."""
-        welcome = handshake.greet(self, hello)
+        return self._greeted(handshake.greet(self, hello))
+
+    def greet_as_tenant(self, hello: Hello) -> Welcome:
+        """As `greet`, a master, and prove the tenant's credential if there is one.  (Nobody else gets a proof of it: he
+        could hand it on to the master as his own.)"""
+        try:
+            credential = read_credential()
+        except ConfigError as error:
+            raise StoreError(ErrorCode.ILLEGAL_CLIENT, str(error)) from None
+        return self._greeted(handshake.greet(self, handshake.of_tenant(hello, credential), credential))
+
+    def _greeted(self, welcome: Welcome) -> Welcome:
         self.term = welcome.term
         return welcome
 
     def greet_master(self, hello: Hello, place: MasterPlace) -> Welcome:
-        """As `greet`, what should be the master found at `place`; OSError too if it is none now."""
+        """As `greet`, what should be the master found at `place`, a client as its tenant; OSError too if it is none
+        now."""
         try:
-            welcome = self.greet(hello)
+            welcome = self.greet(hello) if hello.role == SEGMENT else self.greet_as_tenant(hello)
         except StoreError as error:
             if error.code != ErrorCode.UNAVAILABLE_IN_CURRENT_STATUS:
                 raise

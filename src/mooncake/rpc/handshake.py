@@ -15,19 +15,26 @@ import msgspec
 from mooncake.errors import ConfigError, ErrorCode, StoreError
 from mooncake.rpc.message import Message
 from mooncake.rpc.messages import PROTOCOL, Hello, Prove, Welcome
+from mooncake.security.credential import TENANT_TOKEN, Credential
 from mooncake.security.secret import CLIENT, SERVER, TOKEN, Secret, new_nonce, read_secret
 from mooncake.version import __version__
 
+ANYBODY = "default"  # the tenant of who says nothing
 MOST_BYTES = 4096  # of a message from somebody who has proved nothing yet
+
+
+Vet = Callable[[bytes, bytes, bytes], None]  # a tenant's proof, the client's nonce, the server's
 
 
 class Guard:
     """Of one connection, on the side that answers.  `is_open`: requests may be served."""
 
-    __slots__ = ("_client_nonce", "_nonce", "_secret", "is_open")
+    __slots__ = ("_client_nonce", "_nonce", "_secret", "_vet", "is_open")
 
-    def __init__(self, secret: Secret | None) -> None:
+    def __init__(self, secret: Secret | None, vet: Vet | None = None) -> None:
+        """`vet`: what else somebody who knows the secret must prove; it raises StoreError."""
         self._secret = secret
+        self._vet = vet
         self._client_nonce = self._nonce = b""
         self.is_open = secret is None
 
@@ -51,6 +58,8 @@ class Guard:
             nonce, self._nonce = self._nonce, b""  # one try each
             if not self._secret.proves(message.proof, CLIENT, self._client_nonce, nonce):
                 raise StoreError(ErrorCode.ILLEGAL_CLIENT, f"the two sides' {TOKEN} differ")
+            if self._vet is not None:
+                self._vet(message.tenant_proof, self._client_nonce, nonce)
             self.is_open = True
             return welcome()
         if not self.is_open:
@@ -64,8 +73,8 @@ class Caller(Shape):
     def call(self, message: Message) -> Message: ...
 
 
-def greet(connection: Caller, hello: Hello) -> Welcome:
-    """Say Hello, and prove the secret if there is one.
+def greet(connection: Caller, hello: Hello, credential: Credential | None = None) -> Welcome:
+    """Say Hello, and prove the secret if there is one, and to a master the tenant's credential.
 
     Raises StoreError with a sentence when the protocols differ or one side does not know the other's secret, OSError.
     """
@@ -87,4 +96,20 @@ def greet(connection: Caller, hello: Hello) -> Welcome:
         raise StoreError(ErrorCode.ILLEGAL_CLIENT, f"the other side knows no secret; set {TOKEN} there too")
     if not secret.proves(welcome.proof, SERVER, nonce, welcome.challenge):
         raise StoreError(ErrorCode.ILLEGAL_CLIENT, f"the two sides' {TOKEN} differ")
-    return cast(Welcome, connection.call(Prove(secret.proof(CLIENT, nonce, welcome.challenge))))
+    proof = secret.proof(CLIENT, nonce, welcome.challenge)
+    of_tenant = b"" if credential is None else credential.proof(nonce, welcome.challenge)
+    return cast(Welcome, connection.call(Prove(proof, of_tenant)))
+
+
+def of_tenant(hello: Hello, credential: Credential | None) -> Hello:
+    """As a client says it to a master: who has a credential is the tenant that it names.  Raises StoreError if another
+    is asked for."""
+    if credential is None or hello.tenant == credential.tenant:
+        return hello
+    if hello.tenant != ANYBODY:
+        raise StoreError(
+            ErrorCode.ILLEGAL_CLIENT,
+            f"tenant_id {hello.tenant[:200]!r} was asked for, but the credential in {TENANT_TOKEN} is that of "
+            f"{credential.tenant[:200]!r}",
+        )
+    return msgspec.structs.replace(hello, tenant=credential.tenant)

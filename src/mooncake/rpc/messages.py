@@ -77,13 +77,14 @@ from mooncake.rpc.task_messages import (
 )
 
 PROTOCOL = 3
+SEGMENT = "segment"  # the role of a segment server
 
 
 # ---------------------------------------------------------------- session
 
 
 class Hello(Message):
-    """First message of every connection.  `client` is "u64-u64" in text; role "client" or "segment"."""
+    """First message of every connection.  `client` is "u64-u64" in text; role "client" or SEGMENT."""
 
     protocol: int
     version: str
@@ -112,6 +113,7 @@ class Prove(Message):
     """The answer to a challenge (see `security.secret`).  Reply Welcome."""
 
     proof: bytes
+    tenant_proof: bytes = b""  # to a master: that the client is of the tenant that it said (see `security.credential`)
 
 
 class Failure(Message):

@@ -1,4 +1,4 @@
-"""A thread at the door of a server that has a secret: streams are handed in once they have proved to know it.
+"""A thread at the door of a server with a secret or TLS: streams are handed in once they have proved themselves.
 
 It never waits for one of them, so a stranger that says nothing, or half a word, holds up nobody.
 """
@@ -13,24 +13,47 @@ from collections.abc import Callable
 
 import msgspec
 
-from mooncake.errors import StoreError
+from mooncake.errors import ConfigError, ErrorCode, StoreError
 from mooncake.rpc import frame
 from mooncake.rpc.handshake import MOST_BYTES, Guard
 from mooncake.rpc.messages import DECODERS, Failure, Welcome, encode
+from mooncake.rpc.sockets import is_tls
 from mooncake.security.anteroom import LIMIT, Anteroom
 from mooncake.security.secret import Secret
+from mooncake.security.tls_files import CLIENT_HELLO, EXPECTED, check_files, speaks_tls
 
 _SWEEP = 0.5  # seconds between two looks for those that have waited too long
-_STRANGE = (OSError, EOFError, StoreError, frame.FramingError, msgspec.MsgspecError)
+_STRANGE = (OSError, EOFError, StoreError, ConfigError, frame.FramingError, msgspec.MsgspecError)
 
 
 class _Visitor:
-    def __init__(self, stream: socket.socket, secret: Secret) -> None:
+    """`knocks`: TLS is spoken here, and this one has said nothing yet.  `shakes`: the TLS handshake goes on."""
+
+    def __init__(self, stream: socket.socket, secret: Secret | None) -> None:
         self.stream = stream
         self.guard = Guard(secret)
+        self.knocks = speaks_tls()
+        self.shakes = self.is_plain = False
         self.reader = frame.FrameReader(MOST_BYTES)
         self.until = time.monotonic() + LIMIT
         self.ticket = 0
+
+    @property
+    def may_enter(self) -> bool:
+        return self.guard.is_open and not (self.knocks or self.shakes or self.is_plain)
+
+
+def porter_for(
+    secret: Secret | None,
+    welcome: Callable[[], Welcome],
+    admitted: Callable[[socket.socket], None],
+    refused: Callable[[], None] = lambda: None,
+) -> "Porter | None":
+    """For a tcp port; None where whoever comes may come in.  Raises ConfigError for files of TLS that are wrong."""
+    check_files()
+    if secret is None and not speaks_tls():
+        return None
+    return Porter(secret, welcome, admitted, refused)
 
 
 class Porter:
@@ -38,7 +61,7 @@ class Porter:
 
     def __init__(
         self,
-        secret: Secret,
+        secret: Secret | None,
         welcome: Callable[[], Welcome],
         admitted: Callable[[socket.socket], None],
         refused: Callable[[], None] = lambda: None,
@@ -108,36 +131,75 @@ class Porter:
         os.close(self._wake_write)
 
     def _let_in(self, visitor: _Visitor) -> None:
-        self._visitors[visitor.stream] = visitor
         visitor.ticket = self._anteroom.enter(lambda: self._send_away(visitor))
         try:
             visitor.stream.setblocking(False)
-            self._selector.register(visitor.stream, selectors.EVENT_READ, visitor)
+            self._watch(visitor)
         except (OSError, ValueError, KeyError):
             self._send_away(visitor)
 
+    def _watch(self, visitor: _Visitor) -> None:
+        self._visitors[visitor.stream] = visitor
+        self._selector.register(visitor.stream, selectors.EVENT_READ, visitor)
+
     def _hear(self, visitor: _Visitor) -> None:
         try:
-            data = visitor.stream.recv(MOST_BYTES)
-            if not data:
-                raise EOFError
-            for got in visitor.reader.feed(data):
-                self._answer(visitor, got)
+            if visitor.knocks:
+                self._open(visitor)
+            if visitor.shakes and not self._shake(visitor):
+                return
+            if not visitor.may_enter:
+                self._listen(visitor)
         except BlockingIOError:
             return
         except _STRANGE:
             self._send_away(visitor)
             return
-        if visitor.guard.is_open:
+        if visitor.may_enter:
             self._forget(visitor)
             visitor.stream.setblocking(True)
             self._admitted(visitor.stream)
+
+    def _open(self, visitor: _Visitor) -> None:
+        """Its first byte says whether it speaks TLS."""
+        first = visitor.stream.recv(1, socket.MSG_PEEK)
+        visitor.knocks = False
+        if first != CLIENT_HELLO:
+            visitor.is_plain = True
+            return
+        from mooncake.rpc.tls_socket import wrap_server
+
+        self._leave(visitor)
+        visitor.stream = wrap_server(visitor.stream)
+        visitor.shakes = True
+        self._watch(visitor)
+
+    def _shake(self, visitor: _Visitor) -> bool:
+        """Whether the handshake is through."""
+        assert is_tls(visitor.stream)
+        waits_for = visitor.stream.shake()
+        self._selector.modify(visitor.stream, waits_for or selectors.EVENT_READ, visitor)
+        visitor.shakes = bool(waits_for)
+        return not visitor.shakes
+
+    def _listen(self, visitor: _Visitor) -> None:
+        """What it says, until there is nothing more or it may come in."""
+        while True:
+            data = visitor.stream.recv(MOST_BYTES)
+            if not data:
+                raise EOFError
+            for got in visitor.reader.feed(data):
+                self._answer(visitor, got)
+            if visitor.may_enter or not is_tls(visitor.stream):
+                return
 
     def _answer(self, visitor: _Visitor, got: frame.Frame) -> None:
         decoder = DECODERS.get(got.kind)
         if decoder is None:
             raise frame.FramingError(f"kind {got.kind} is not a message")
         try:
+            if visitor.is_plain:
+                raise StoreError(ErrorCode.ILLEGAL_CLIENT, EXPECTED)
             answer = visitor.guard.answer(decoder.decode(got.body), self._welcome)
         except StoreError as error:
             failure = encode(Failure(int(error.code), str(error)))
@@ -149,6 +211,9 @@ class Porter:
 
     def _forget(self, visitor: _Visitor) -> None:
         self._anteroom.leave(visitor.ticket)
+        self._leave(visitor)
+
+    def _leave(self, visitor: _Visitor) -> None:
         self._visitors.pop(visitor.stream, None)
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(visitor.stream)

@@ -15,6 +15,8 @@ from mooncake.errors import ConfigError
 TOKEN = "MOONCAKE_AUTH_TOKEN"  # noqa: S105 (the variable, not what it holds)
 TOKEN_FILE = "MOONCAKE_AUTH_TOKEN_FILE"  # noqa: S105
 SHORTEST = 16  # characters
+ADMIN_KEY = "MOONCAKE_ADMIN_KEY"
+ADMIN_KEY_FILE = "MOONCAKE_ADMIN_KEY_FILE"
 BEARER_MISSING = f"this needs the header Authorization: Bearer, with the secret that {TOKEN} sets here"
 NONCE_SIZE = 32  # bytes
 
@@ -65,7 +67,7 @@ def authorization() -> dict[str, str]:
 
 def warn_if_exposed(logger: logging.Logger, what: str, host: str, secret: Secret | None) -> None:
     """One line in the log for whoever lets other hosts in without a secret.  `what`: the process, for people."""
-    if secret is None and not _is_loopback(host):
+    if secret is None and not is_loopback(host):
         logger.warning(
             "%s can be reached from other hosts (it listens on %s) and knows no secret: whoever reaches it can read "
             "and change everything; set %s on every process of the cluster",
@@ -75,7 +77,7 @@ def warn_if_exposed(logger: logging.Logger, what: str, host: str, secret: Secret
         )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     if host == "localhost":
         return True
     try:
@@ -93,23 +95,45 @@ def read_secret() -> Secret | None:
 
     Raises ConfigError if the file cannot be read, or the secret is too short to be one.
     """
-    text, origin = os.environ.get(TOKEN, ""), TOKEN
-    path = os.environ.get(TOKEN_FILE, "")
-    if not text and path:
-        origin = f"the file {path} that {TOKEN_FILE} names"
-        try:
-            with open(path, encoding="utf-8") as file:
-                text = file.read(1 << 16).strip()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not text"
-            raise ConfigError(f"{origin} cannot be read ({reason}); put the cluster's secret there") from None
-        if not text:
-            raise ConfigError(f"{origin} is empty; put the cluster's secret there")
+    return _read(TOKEN, TOKEN_FILE, "the cluster's secret")
+
+
+def read_admin_key() -> Secret | None:
+    """Likewise of MOONCAKE_ADMIN_KEY, or of the file that MOONCAKE_ADMIN_KEY_FILE names."""
+    return _read(ADMIN_KEY, ADMIN_KEY_FILE, "the admin key")
+
+
+def _read(variable: str, file_variable: str, what: str) -> Secret | None:
+    text, origin = read_text(variable, file_variable, what)
     if not text:
         return None
-    if len(text) < SHORTEST or not text.isprintable() or " " in text or not text.isascii():
+    if not is_secret(text):
         raise ConfigError(
             f"{origin} is no secret: expected {SHORTEST} or more printable ASCII characters without spaces, such as "
             "what `openssl rand -hex 32` prints"
         )
     return Secret(text)
+
+
+def is_secret(text: str) -> bool:
+    """Whether it is long enough, and can go into a header."""
+    return len(text) >= SHORTEST and text.isprintable() and " " not in text and text.isascii()
+
+
+def read_text(variable: str, file_variable: str, what: str) -> tuple[str, str]:
+    """What an environment variable holds, or the file that another names, and for people which of them it is; "" if
+    neither is set.  `what` should be there.  Raises ConfigError."""
+    text, origin = os.environ.get(variable, ""), variable
+    path = os.environ.get(file_variable, "")
+    if text or not path:
+        return text, origin
+    origin = f"the file {path} that {file_variable} names"
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read(1 << 16).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise ConfigError(f"{origin} cannot be read ({reason}); put {what} there") from None
+    if not text:
+        raise ConfigError(f"{origin} is empty; put {what} there")
+    return text, origin

@@ -12,7 +12,7 @@ import msgspec
 
 from mooncake.rpc import frame
 from mooncake.rpc.messages import DECODERS, PROTOCOL, Hello, Welcome, encode
-from mooncake.rpc.porter import Porter
+from mooncake.rpc.porter import porter_for
 from mooncake.rpc.sockets import set_time_limit
 from mooncake.rpc.task_messages import Introduce, Introduction
 from mooncake.security.secret import read_secret
@@ -30,8 +30,7 @@ class Desk(threading.Thread):
         super().__init__(name="mooncake-desk", daemon=True)
         self._listener = listener
         self._introduction = introduction
-        secret = read_secret()
-        self._porter = None if secret is None else Porter(secret, _welcome, self._receive)
+        self._porter = porter_for(read_secret(), _welcome, self._receive)
 
     def run(self) -> None:
         while True:

@@ -21,6 +21,7 @@ from mooncake.rpc.messages import (
     DECODERS,
     KINDS,
     PROTOCOL,
+    SEGMENT,
     Codes,
     Failure,
     Heartbeat,
@@ -65,7 +66,7 @@ class MasterLink(threading.Thread):
         self._master = self._place.text
         self._info = info
         self._owner = owner
-        self.hello = Hello(PROTOCOL, __version__, "segment", info.client, info.host)
+        self.hello = Hello(PROTOCOL, __version__, SEGMENT, info.client, info.host)
         self._copies = Copies(owner.memory, self.hello)
         self._stopping = threading.Event()
         self._renamed = threading.Event()

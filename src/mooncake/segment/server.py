@@ -243,9 +243,12 @@ class SegmentServer:
                 return
             except OSError:
                 data = b""
-            if data:
-                self._attach(connection, guard, writer.number, data)
-                return
+            try:
+                if data:
+                    self._attach(connection, guard, writer.number, data)
+                    return
+            except frame.FramingError:
+                pass
             self._selector.unregister(connection)
             connection.close()
             self._attached -= 1
@@ -267,7 +270,8 @@ class SegmentServer:
         return writer
 
     def _attach(self, connection: socket.socket, guard: Guard, writer: int, data: bytes) -> None:
-        with contextlib.suppress(OSError, frame.FramingError, ValueError):
+        """Raises FramingError."""
+        with contextlib.suppress(OSError, ValueError):
             for got in frame.FrameReader().feed(data):
                 message = DECODERS[got.kind].decode(got.body) if got.kind in DECODERS else None
                 try:

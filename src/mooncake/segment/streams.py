@@ -18,13 +18,13 @@ from mooncake.rpc.data_messages import Read, Standing, Write
 from mooncake.rpc.disk_messages import Stage, Staged, Unstage
 from mooncake.rpc.message import Message
 from mooncake.rpc.messages import DECODERS, KINDS, PROTOCOL, Codes, Failure, Hello, Welcome, encode
-from mooncake.rpc.porter import Porter
+from mooncake.rpc.porter import porter_for
 from mooncake.security.secret import read_secret
 from mooncake.segment.figures import Traffic
 from mooncake.segment.owner import Owner
 from mooncake.segment.writers import Writer
 from mooncake.transfer import table
-from mooncake.transfer.stream import receive, tune
+from mooncake.transfer.stream import receive, receive_new, tune
 from mooncake.version import __version__
 
 if TYPE_CHECKING:
@@ -49,8 +49,7 @@ class Streams(threading.Thread):
         self.tier: Tier | None = None
         self.traffic = Traffic()
         self._open = threading.BoundedSemaphore(MAX_STREAMS)
-        secret = read_secret()
-        self._porter = None if secret is None else Porter(secret, self._welcome, self._start, self._open.release)
+        self._porter = porter_for(read_secret(), self._welcome, self._start, self._open.release)
 
     def run(self) -> None:
         while True:
@@ -221,9 +220,7 @@ def _receive(stream: socket.socket) -> tuple[int, Message]:
     length, kind, _, request_id = frame.HEADER.unpack(header)
     if length > frame.MAX_BODY or kind not in DECODERS:
         raise frame.FramingError(f"kind {kind} with {length} bytes is not a message")
-    body = bytearray(length)
-    receive(stream, memoryview(body))
-    return request_id, DECODERS[kind].decode(body)
+    return request_id, DECODERS[kind].decode(receive_new(stream, length))
 
 
 def _discard(stream: socket.socket, length: int) -> None:

@@ -32,7 +32,7 @@ from mooncake.rpc.engine_messages import (
 )
 from mooncake.rpc.message import Message
 from mooncake.rpc.messages import DECODERS, KINDS, PROTOCOL, Codes, Failure, Hello, Ping, Welcome, encode
-from mooncake.rpc.porter import Porter
+from mooncake.rpc.porter import porter_for
 from mooncake.rpc.sockets import set_time_limit
 from mooncake.security.secret import read_secret
 from mooncake.transfer.cma import start_of
@@ -40,7 +40,7 @@ from mooncake.transfer.host import pid_namespace
 from mooncake.transfer.pieces import Pieces
 from mooncake.transfer.regions import Regions
 from mooncake.transfer.staging import receive_pieces, send_pieces
-from mooncake.transfer.stream import TICK, receive, tune
+from mooncake.transfer.stream import TICK, receive, receive_new, tune
 from mooncake.version import __version__
 
 logger = logging.getLogger("mooncake.engine")
@@ -74,8 +74,7 @@ class Endpoint:
         self._notifications: deque[EngineNotify] = deque()
         self._numbers: OrderedDict[int, None] = OrderedDict()
         self.moved = 0  # bytes, by streams
-        secret = read_secret()
-        self._porter = None if secret is None else Porter(secret, self._welcome, self._add_stream)
+        self._porter = porter_for(read_secret(), self._welcome, self._add_stream)
         listener.setblocking(False)
         self._epoll.register(self._wake_read, select.EPOLLIN)
         self._epoll.register(listener.fileno(), _ONCE)
@@ -315,9 +314,7 @@ def _receive(stream: socket.socket) -> tuple[int, Message]:
     length, kind, _, request_id = frame.HEADER.unpack(header)
     if length > frame.MAX_BODY or kind not in DECODERS:
         raise frame.FramingError(f"kind {kind} with {length} bytes is not a message")
-    body = bytearray(length)
-    receive(stream, memoryview(body))
-    return request_id, DECODERS[kind].decode(body)
+    return request_id, DECODERS[kind].decode(receive_new(stream, length))
 
 
 def _reply(

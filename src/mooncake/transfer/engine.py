@@ -24,6 +24,7 @@ from mooncake.errors import MetadataError, MooncakeError, StoreError, TransferEr
 from mooncake.rpc.engine_messages import EngineNotify
 from mooncake.rpc.messages import PROTOCOL, Hello
 from mooncake.security.secret import read_secret
+from mooncake.security.tls_files import check_files
 from mooncake.transfer import cma
 from mooncake.transfer.endpoint import Endpoint
 from mooncake.transfer.host import host_id
@@ -66,6 +67,7 @@ class Engine:
     def __init__(self, settings: EngineSettings) -> None:
         """Listen and serve.  Raises OSError, ConfigError or MetadataError with a sentence."""
         read_secret()  # what is wrong with it is said before anything is opened
+        check_files()
         self.pid = os.getpid()
         self._settings = settings
         backend = None

@@ -2,7 +2,7 @@
 
 Small pieces pass through a staging buffer (gather, then one large send; one large receive, then scatter); large ones
 go straight from and to their place.  Memory not known to be mapped (`trusted` False) is only touched by the kernel,
-or by its GPU if it is device memory.
+or by its GPU if it is device memory; so with TLS it is always staged.
 """
 
 import mmap
@@ -15,6 +15,7 @@ from math import inf
 
 import numpy as np
 
+from mooncake.rpc.sockets import is_tls
 from mooncake.transfer.checksums import Sums
 from mooncake.transfer.cuda import driver
 from mooncake.transfer.pieces import Pieces, view
@@ -30,7 +31,7 @@ def send_pieces(
     sock: socket.socket, pieces: Pieces, trusted: bool, deadline: float = inf, sums: Sums | None = None
 ) -> None:
     """All of `pieces`, in order.  Raises as `stream.send` (OSError EFAULT: bad memory)."""
-    for chunk, direct in _chunks(pieces, trusted):
+    for chunk, direct in _chunks(pieces, trusted, is_tls(sock)):
         memory = _memory(chunk) if direct else staging().fill(chunk, trusted)
         if sums is None:
             send(sock, memory, deadline)
@@ -42,7 +43,7 @@ def receive_pieces(
     sock: socket.socket, pieces: Pieces, trusted: bool, deadline: float = inf, sums: Sums | None = None
 ) -> None:
     """Fill `pieces`, in order.  Raises as `stream.receive` (OSError EFAULT: bad memory)."""
-    for chunk, direct in _chunks(pieces, trusted):
+    for chunk, direct in _chunks(pieces, trusted, is_tls(sock)):
         memory = _memory(chunk) if direct else staging().memory[: chunk.total]
         if sums is None:
             receive(sock, memory, deadline)
@@ -61,7 +62,7 @@ def receive_pieces(
 
 def sum_pieces(pieces: Pieces, trusted: bool, sums: Sums) -> None:
     """Have `sums` taken of `pieces`, in order, wherever they are.  Raises TransferError for bad memory."""
-    for chunk, direct in _chunks(pieces, trusted):
+    for chunk, direct in _chunks(pieces, trusted, False):
         if direct and trusted:
             sums.add(_memory(chunk))
             continue
@@ -127,14 +128,16 @@ def staging() -> Staging:
     return _local.staging
 
 
-def _chunks(pieces: Pieces, trusted: bool) -> Iterator[tuple[Pieces, bool]]:
-    """Single large pieces, which go straight (True), or what fits the staging buffer."""
+def _chunks(pieces: Pieces, trusted: bool, by_library: bool) -> Iterator[tuple[Pieces, bool]]:
+    """Single large pieces, which go straight (True), or what fits the staging buffer.  `by_library`: the stream's own
+    code would touch the memory, and end with it if it is bad."""
     may_be_device = not trusted and driver.is_loaded()
+    is_shy = not trusted and by_library
     for first, end in _steps(pieces):
         chunk = Pieces(pieces.addresses[first:end], pieces.lengths[first:end])
         if end - first > 1:
             yield chunk, False
-        elif may_be_device and driver.range_of(int(chunk.addresses[0])):
+        elif is_shy or (may_be_device and driver.range_of(int(chunk.addresses[0]))):
             for start in range(0, chunk.total, STAGING):
                 yield chunk.part(start, min(STAGING, chunk.total - start)), False
         else:

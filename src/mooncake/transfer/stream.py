@@ -10,6 +10,7 @@ from mooncake.errors import TransferTimedOut
 SEND_STEP = 512 << 10  # bytes a call: larger ones let the sender run out of the receiver's cache [measured]
 RECEIVE_STEP = 8 << 20
 TICK = 1.0  # seconds: the time limit of a system call, so that silence is noticed to the second
+_AT_FIRST = 1 << 20  # bytes
 STALL_LIMIT = 5.0  # seconds without a byte: the peer is given up
 
 
@@ -59,6 +60,18 @@ def receive(sock: socket.socket, target: memoryview, deadline: float = inf) -> N
             raise EOFError("the peer closed the stream")
         at += got
         silent = 0.0
+
+
+def receive_new(sock: socket.socket, length: int) -> bytearray:
+    """The next `length` bytes.  Memory is taken as they come: who only announces them takes none.  Raises as
+    `receive`."""
+    data = bytearray(min(length, _AT_FIRST))
+    receive(sock, memoryview(data))
+    while (at := len(data)) < length:
+        data += bytes(min(at, length - at))
+        with memoryview(data) as whole, whole[at:] as rest:
+            receive(sock, rest)
+    return data
 
 
 def _check(deadline: float) -> None:

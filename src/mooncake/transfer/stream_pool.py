@@ -16,8 +16,8 @@ from mooncake.rpc.message import Message
 from mooncake.rpc.messages import DECODERS, KINDS, REPLY_OF, Codes, Failure, Hello
 from mooncake.rpc.messages import encode as encode_message
 from mooncake.rpc.place import parse_address
-from mooncake.rpc.sockets import connect, set_time_limit
-from mooncake.transfer.stream import SEND_STEP, STALL_LIMIT, TICK, receive, send, tune
+from mooncake.rpc.sockets import connect, is_quiet, set_time_limit
+from mooncake.transfer.stream import SEND_STEP, STALL_LIMIT, TICK, receive, receive_new, send, tune
 
 CONNECT_LIMIT = 2.0
 REFUSE_FOR = 1.0  # after a stall or a slow failure, calls to that peer fail at once for so long, or as long as it took
@@ -96,7 +96,7 @@ class StreamPool:
     def unused(self) -> bool:
         """Whether nothing is open to a living peer, and no failure need be remembered any more."""
         with self._free:
-            dead = [stream for stream in self._idle if not _is_quiet(stream)]
+            dead = [stream for stream in self._idle if not is_quiet(stream.sock)]
             self._idle = [stream for stream in self._idle if stream not in dead]
         for stream in dead:
             self._discard(stream)
@@ -132,7 +132,7 @@ class StreamPool:
                     self._open += 1
                     break
                 stream = self._idle.pop()
-            if _is_quiet(stream):
+            if is_quiet(stream.sock):
                 return stream
             self._discard(stream)
         try:
@@ -197,17 +197,6 @@ class StreamPool:
             self._free.notify()
 
 
-def _is_quiet(stream: Connection) -> bool:
-    """Whether an idle stream can be used: nothing has come, not even its end."""
-    try:
-        stream.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
-
-
 def send_message(sock: socket.socket, message: Message, more: bool = False) -> None:
     """A request; `more`: its bytes follow at once."""
     data = memoryview(frame.pack(KINDS[type(message)], frame.REQUEST, 0, encode_message(message)))
@@ -228,8 +217,7 @@ def receive_reply(sock: socket.socket) -> Message:
     length, kind, flags, _ = frame.HEADER.unpack(header)
     if length > frame.MAX_BODY:
         raise frame.FramingError(f"a reply of {length} bytes")
-    body = bytearray(length)
-    receive(sock, memoryview(body))
+    body = receive_new(sock, length)
     if flags & frame.FAILED:
         failure = DECODERS[KINDS[Failure]].decode(body)
         assert isinstance(failure, Failure)

@@ -36,7 +36,7 @@ class HttpBackend(MetadataBackend):
         self._ttl = f"{ttl:.0f}"
         self._address = (host, port or (443 if parts.scheme == "https" else 80))
         self._path = parts.path if parts.path not in ("", "/") else "/metadata"
-        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._tls = _tls_context() if parts.scheme == "https" else None
 
     def get(self, key: str) -> bytes | None:
         status, body = self._call("GET", key)
@@ -110,6 +110,12 @@ class HttpBackend(MetadataBackend):
 def entity_tag(value: bytes) -> str:
     """What names a value in If-Match and ETag headers."""
     return f'"{hashlib.sha256(value).hexdigest()[:32]}"'
+
+
+def _tls_context() -> ssl.SSLContext:
+    from mooncake.security.https import cluster_context
+
+    return cluster_context()
 
 
 def _reason(error: Exception) -> str:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from mooncake.transfer.listening import split_host
 from mooncake.vllm.push.proofs import prove
 from mooncake.vllm.push.serving import SCHEME
+from mooncake.vllm.push.tls import open_stream
 from mooncake.vllm.push.wire import (
     LEASE,
     SILENCE,
@@ -118,7 +119,7 @@ class Link:
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         host, port = split_host(self._address.removeprefix(SCHEME))
         async with asyncio.timeout(_CONNECT_LIMIT):
-            reader, writer = await asyncio.open_connection(host, port)
+            reader, writer = await open_stream(host, port)
             try:
                 answer: ToDecode | None = await prove(reader, writer)
                 if answer is None:

@@ -9,6 +9,7 @@ forgotten.  An engine that started later replaces the one before it.  An engine 
 
 import asyncio
 import logging
+import socket
 import time
 from typing import Any
 
@@ -18,7 +19,10 @@ from aiohttp import web
 
 from mooncake.errors import ConfigError
 from mooncake.security.bearer import require_bearer
+from mooncake.security.http_port import serve_http
+from mooncake.security.https import aiohttp_tls
 from mooncake.security.secret import authorization, read_secret
+from mooncake.security.tls_files import scheme
 from mooncake.vllm.push.routes import Ranks
 from mooncake.vllm.push.settings import PORT_VARIABLE
 
@@ -101,7 +105,7 @@ async def serve(registry: Registry, host: str, port: int) -> web.AppRunner:
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
     await runner.setup()
     try:
-        await web.TCPSite(runner, host, port).start()
+        await serve_http(runner, socket.create_server((host, port)))
     except OSError as error:
         await runner.cleanup()
         raise ConfigError(
@@ -118,7 +122,7 @@ async def announce(url: str, worker: Registration) -> None:
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_LIMIT)) as session:
         while True:
             try:
-                async with session.post(f"{url}/register", data=body, headers=headers) as answer:
+                async with session.post(f"{url}/register", data=body, headers=headers, ssl=aiohttp_tls()) as answer:
                     problem = "" if answer.status == 200 else (await answer.text())[:500]
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 problem = repr(error)
@@ -188,7 +192,7 @@ class Directory:
 async def _query(registry: str) -> dict[int, _Entry]:
     async with (
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_LIMIT)) as session,
-        session.get(f"{registry}/query") as answer,
+        session.get(f"{scheme()}://{registry.partition('://')[2]}/query", ssl=aiohttp_tls()) as answer,
     ):
         return msgspec.json.decode(await answer.read(), type=dict[int, _Entry])
 

@@ -17,6 +17,7 @@ from mooncake.vllm.push.loop import LoopThread
 from mooncake.vllm.push.proofs import first_message
 from mooncake.vllm.push.pushes import Pushes
 from mooncake.vllm.push.routes import Ranks, make_route
+from mooncake.vllm.push.tls import serve_streams
 from mooncake.vllm.push.transfers import Place
 from mooncake.vllm.push.wire import (
     BEAT,
@@ -60,8 +61,7 @@ class Server:
 
     async def start(self, host: str) -> None:
         """`host`: how this one is reached.  Raises OSError, ConfigError."""
-        server = await asyncio.start_server(self._connected, listen_address(host), 0)
-        self.address = SCHEME + join_host(host, server.sockets[0].getsockname()[1])
+        self.address = SCHEME + join_host(host, await serve_streams(self._connected, listen_address(host)))
         task = asyncio.create_task(self._sweep())
         self._tasks.add(task)
 

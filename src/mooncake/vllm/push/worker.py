@@ -11,6 +11,7 @@ from aiohttp import web
 
 from mooncake.engine.settings import read_settings
 from mooncake.errors import ConfigError
+from mooncake.security.tls_files import scheme
 from mooncake.transfer.engine import Engine
 from mooncake.vllm.device import Fence
 from mooncake.vllm.push import registry
@@ -74,7 +75,7 @@ class Worker:
             server = Server(loop, self.pushes, site.engine, site.ranks, layers, site.heads, site.block_size)
             loop.start(server.start(site.host)).result(_START_LIMIT)
             registration = registry.registration(site.engine, site.data_rank, site.ranks, server.address, time.time())
-            loop.start(registry.announce(f"http://{self._registry_address}", registration))
+            loop.start(registry.announce(f"{scheme()}://{self._registry_address}", registration))
         if self._pulls:
             name = f"{site.engine}/{secrets.token_hex(8)}"
 
