@@ -53,7 +53,7 @@ def test_readers_that_read_nothing(master, pool, make_store, monkeypatch):
     owner, info = pool
     (server,) = children(owner.pid)
     before = resident(server)
-    request = frame.pack(KINDS[Read], frame.REQUEST, 1, encode(Read(info.segment, [0, 16 * MIB])))
+    request = frame.pack(KINDS[Read], frame.REQUEST, 1, encode(Read(info.segment, [0, 16 * MIB], 0, 0)))
     crowd = []
     with contextlib.ExitStack() as stack:
         for _ in range(100):
