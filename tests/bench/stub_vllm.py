@@ -19,5 +19,5 @@ if __name__ == "__main__":
     if code := value("--exit-code"):
         print("ValueError: this model is too large for me")
         sys.exit(int(code))
-    sys.argv[1:] = [value("--port")]
+    sys.argv[1:] = [value("--port"), "127.0.0.1"]
     stub_engine.main()
