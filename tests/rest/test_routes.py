@@ -3,6 +3,7 @@
 import os
 import signal
 
+from mooncake.rpc.serving_messages import FILE_MARK
 from tests.processes import wait_until
 
 MIB = 1 << 20
@@ -100,7 +101,7 @@ def test_shared_memory(pool, shared_memory):
     body = {"name": shared_memory, "size": 32 * MIB, "offset": 4096, "protocol": "tcp", "location": ""}
     status, _, mounted = service("POST", "/api/mount_shm", body)
     assert (status, mounted) == (200, {"status": "success", "segment_ids": mounted["segment_ids"]})
-    assert master.metric("master_total_capacity_bytes") == 32 * MIB
+    assert master.metric("master_total_capacity_bytes") == 32 * MIB - FILE_MARK
     assert service("PUT", "/api/put", {"key": "k", "value": "v" * MIB}) == OK
     assert service("GET", "/api/get/k")[2] == b"v" * MIB
     with open(f"/dev/shm/{shared_memory}", "rb") as f:
@@ -138,8 +139,8 @@ def test_modes(pool, shared_memory):
     service, master = pool.bare_service, pool.bare_master
     path = f"/dev/shm/{shared_memory}"
 
-    def capacity() -> float:
-        return master.metric("master_total_capacity_bytes") / MIB
+    def capacity() -> int:
+        return round(master.metric("master_total_capacity_bytes") / MIB)
 
     decode = {"mode": "decode", "path": path, "size": 16 * MIB}
     status, _, first = service("POST", "/api/reconfigure", decode)
