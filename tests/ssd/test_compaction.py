@@ -51,7 +51,7 @@ def test_without_compaction_files_stay(make_master, make_disk_worker, disk):
     before = on_disk(disk)
     left = remove_most(worker, sizes, 8)
     time.sleep(2.5)
-    assert on_disk(disk) == before
+    assert on_disk(disk) > 0.95 * before, "more goes than the last file, which may have nothing alive"
     assert there(worker, left) == set(left)
 
 
