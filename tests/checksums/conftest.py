@@ -2,12 +2,12 @@
 
 import os
 import re
-import socket
-import threading
 from pathlib import Path
 
 import msgspec
 import pytest
+
+from tests.relays import DamagingRelay
 
 MIB = 1 << 20
 
@@ -52,52 +52,6 @@ def counted(store) -> int:
     """Mismatches that this client has counted."""
     families = {family.name: family for family in store._client.meter.families(store._client)}
     return int(families["mooncake_client_checksum_mismatches_total"].samples[0][2])
-
-
-class DamagingRelay:
-    """Passes streams on to `address`; the byte number `spoil` of what comes `back` (or goes there) is changed, once."""
-
-    def __init__(self, address: str, back: bool, spoil: int) -> None:
-        host, port = address.rsplit(":", 1)
-        self._far = (host, int(port))
-        self._back, self._spoil, self.spoilt = back, spoil, 0
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._open: list[socket.socket] = []
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self._listener.accept()
-            except OSError:
-                return
-            far = socket.create_connection(self._far)
-            self._open += (near, far)
-            threading.Thread(target=self._pass, args=(near, far, False), daemon=True).start()
-            threading.Thread(target=self._pass, args=(far, near, True), daemon=True).start()
-
-    def _pass(self, source: socket.socket, target: socket.socket, back: bool) -> None:
-        passed = 0
-        while True:
-            try:
-                data = bytearray(source.recv(1 << 16))
-                if back == self._back and not self.spoilt and passed <= self._spoil < passed + len(data):
-                    data[self._spoil - passed] ^= 1
-                    self.spoilt += 1
-                passed += len(data)
-                target.sendall(data)
-            except OSError:
-                data = bytearray()
-            if not data:
-                target.close()
-                return
-
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for sock in self._open:
-            sock.close()
 
 
 @pytest.fixture

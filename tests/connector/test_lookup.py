@@ -7,8 +7,8 @@ import pytest
 from mooncake.client.prefixes import PrefixClient
 from mooncake.rpc.messages import Need
 from mooncake.vllm.lookup import Lookups
-from tests.connector.relay import Relay
 from tests.processes import wait_until
+from tests.relays import SlowRelay
 
 H = [Need(["h/"])]
 HASHES = [bytes([i]) * 32 for i in range(8)]
@@ -32,7 +32,7 @@ def answer(lookups, *arguments):
 
 def test_one_round_trip_for_all_that_was_asked_meanwhile(master, store, lookups_at, cleanup):
     store.put_batch([f"h/{value.hex()}" for value in HASHES[:5]], [b"v"] * 5)
-    relay = Relay(master.port, 0.05)
+    relay = SlowRelay(f"127.0.0.1:{master.port}", 0.05)
     cleanup.callback(relay.close)
     lookups = lookups_at(relay.address)
     began = time.monotonic()
