@@ -3,6 +3,7 @@ with one latent head, with states, with values of 8 bits."""
 
 import json
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +17,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(300)]
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
 # The model of tiny_model.py, keys of 20 blocks of a prompt (states are saved where a part of it ends), and arguments.
-# "latent": on CPUs vLLM cannot compute behind what was loaded.
+# "latent": on CPUs without AMX vLLM cannot compute behind what was loaded.
 KINDS = {
     "hybrid": ("hybrid", 40, ()),
     "hybrid, speculating": ("hybrid", 40, ("--speculative-config", json.dumps(NGRAM))),
@@ -25,6 +26,7 @@ KINDS = {
     "states": ("states", 21, ("--mamba-cache-mode", "align")),
     "fp8": ("llama", 20, ("--kv-cache-dtype", "fp8")),
 }
+HAS_AMX = "amx_tile" in Path("/proc/cpuinfo").read_text()
 
 
 @pytest.fixture(params=KINDS)
@@ -56,7 +58,7 @@ def test_what_one_computes_another_loads(pool, kind, start_kind):
     assert (cold.token_ids, cold.from_pool) == (alone[0], 0)
     wait_saved(pool, keys)
     warm = b.ask(first)
-    assert (warm.token_ids, warm.from_pool) == (alone[0], 0 if kind == "latent" else 20 * BLOCK)
+    assert (warm.token_ids, warm.from_pool) == (alone[0], 20 * BLOCK if kind != "latent" or HAS_AMX else 0)
 
     # A block of each group is gone, in the middle and at the end: what is whole is loaded, the rest is computed.
     a.ask(second)
