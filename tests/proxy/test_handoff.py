@@ -88,8 +88,10 @@ def test_failed_prefill_is_done_elsewhere_or_by_decode(make_engine, make_proxy, 
     assert proxy.metric("mooncake_proxy_retries_total", role="prefill") >= 1
     second.control(**fault)
     for _ in range(2):
+        before = len(decode.bodies())
         assert_whole(streamed(proxy.url, body), body)
-    assert "kv_transfer_params" not in decode.bodies()[-1]
+        # decode may hear last of the half whose prefill was lost: that went out beside it, on another connection
+        assert any("kv_transfer_params" not in asked for asked in decode.bodies()[before:])
 
 
 def test_straight_prefill_that_cannot_send(make_engine, make_proxy):
