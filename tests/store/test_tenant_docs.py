@@ -50,7 +50,8 @@ def test_tenants(make_master, start_client, tmp_path):
     (policy,) = re.findall(r"```yaml\n(.*?)```", TENANTS, re.DOTALL)
     path = tmp_path / "quotas.yaml"
     path.write_text(policy)
-    (started,) = lines(TENANTS, "mooncake_master")
+    started, with_credentials = lines(TENANTS, "mooncake_master")
+    assert with_credentials.startswith(started.removesuffix("&"))
     assert "/tmp/quotas.yaml" in policy
     master = make_master(*started.replace("/tmp/quotas.yaml", str(path)).split()[1:-1])
     start_client(lines(TENANTS, "mooncake_client")[0], master, free_port())
