@@ -13,12 +13,14 @@ from tests.processes import wait_until
 
 PUT_AND_GET = """
 import builtins, sys, threading
-from mooncake.store import MooncakeDistributedStore
+from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 
 store = MooncakeDistributedStore()
 assert store.setup("127.0.0.1", "P2PHANDSHAKE", 1 << 20, 1 << 20, "tcp", "", sys.argv[1]) == 0
 key = f"k{sys.argv[2]}"
-assert store.put(key, b"v" * 10_000) == 0
+here = ReplicateConfig()
+here.preferred_segment = store.get_hostname()  # others' segments end at any moment
+assert store.put(key, b"v" * 10_000, here) == 0
 assert len(store.get(key)) == 10_000
 """
 WAYS = {
