@@ -34,6 +34,7 @@ def spin(stop):
 """
 MOVE = """
 stop = threading.Event()
+in_time = True
 if busy:
     threading.Thread(target=spin, args=(stop,), daemon=True).start()
 names = [f"k{i}" for i in range(keys)]
@@ -44,7 +45,9 @@ times = [time.perf_counter()]
 if keys == 1 or pieces > 1:
     assert store.batch_put_from_multi_buffers(names, where, sizes) == [0] * keys
     times.append(time.perf_counter())
-    assert store.batch_get_into_multi_buffers(names, where, sizes) == [pieces * size] * keys
+    got = store.batch_get_into_multi_buffers(names, where, sizes)
+    in_time = got == [pieces * size] * keys
+    assert in_time or set(got) <= {pieces * size, -707}
 else:
     assert not any(store.put_from(names[k], where[k][0], size) for k in range(keys))
     times.append(time.perf_counter())
@@ -52,7 +55,7 @@ else:
 times.append(time.perf_counter())
 stop.set()
 total = keys * pieces * size / 1e9
-result = [total / (times[1] - times[0]), total / (times[2] - times[1])]
+result = [total / (times[1] - times[0]), in_time * total / (times[2] - times[1])]
 """
 FIRST = """
 other = MooncakeDistributedStore()
@@ -71,7 +74,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         authority = Authority(Path(folder))
         pools = [_client(stack, variables) for variables in ({}, authority.variables(*authority.issue()))]
-        print(f"{'':40}{'plain':>8}{'TLS':>8}  ratio")
+        print(f"{'':40}{'plain':>8}{'TLS':>8}  ratio (0: it took longer than the lease)")
         for busy in (False, True):
             for case, (keys, pieces, size) in CASES.items():
                 names = {"keys": keys, "pieces": pieces, "size": size, "busy": busy}
@@ -79,7 +82,7 @@ def main() -> None:
                 for way, what in enumerate(("put", "get")):
                     plain, tls = (statistics.median(one[pool][way] for one in found) for pool in (0, 1))
                     label = f"{case}, {what}{', busy' if busy else ''}"
-                    print(f"{label:40}{plain:8.3f}{tls:8.3f}  {tls / plain:.2f}  GB/s")
+                    print(f"{label:40}{plain:8.3f}{tls:8.3f}  {tls / plain if plain else 0:.2f}  GB/s")
         found = [[pool(FIRST) for pool in pools] for _ in rounds]
         plain, tls = (statistics.median(one[pool] for one in found) for pool in (0, 1))
         print(f"{'first put of a store':40}{plain:8.2f}{tls:8.2f}  {tls / plain:.2f}  ms")
